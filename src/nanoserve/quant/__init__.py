@@ -1,0 +1,1 @@
+"""How weights are stored: one file a format. The dequantize of each is its definition; faster kernels are tested against it."""
