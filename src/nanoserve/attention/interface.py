@@ -16,7 +16,7 @@ class AttentionMeta:
 
     query_start: Tensor  # int32 [S+1]
     lengths: Tensor  # int32 [S], tokens with KV after this step's writes
-    block_table: Tensor  # int32 [S, at least ceil(max_length / block size)]; entries past a row's own are any valid block
+    block_table: Tensor  # int32 [S, at least ceil(max_length / block size)]; padded with any valid block
     slots: Tensor  # int64 [T], where each token's K and V go: block * block size + offset
     max_query: int
     max_length: int

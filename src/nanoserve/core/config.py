@@ -18,12 +18,8 @@ def setting(default: Any, help: str, choices: tuple[str, ...] | None = None) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    model: str = setting(
-        "smollm2-135m-instruct", "a known name, a Hugging Face id, a folder, or a .gguf file"
-    )
-    tokenizer: str | None = setting(
-        None, "folder or file to take the tokenizer from, where it is not the model's"
-    )
+    model: str = setting("smollm2-135m-instruct", "a known name, a Hugging Face id, a folder, or a .gguf file")
+    tokenizer: str | None = setting(None, "folder or file to take the tokenizer from, where it is not the model's")
     revision: str | None = setting(None, "branch, tag or commit of a Hugging Face model")
     dtype: str = setting("auto", "type of weights and activations", DTYPES)
     load_format: str = setting("auto", "what kind of files the weights are in", LOAD_FORMATS)

@@ -23,11 +23,11 @@ class RowOpen:
 
 
 class SeqWork(NamedTuple):
-    """Compute tokens [start, start+count) of a row; sample after the last of them if `samples`."""
+    """Compute tokens [start, start+num_tokens) of a row; sample after the last of them if `samples`."""
 
     row: int
     start: int
-    count: int
+    num_tokens: int
     samples: bool
 
 
@@ -43,7 +43,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(work.count for work in self.work)
+        return sum(work.num_tokens for work in self.work)
 
 
 class TokenLogprobs(NamedTuple):

@@ -12,9 +12,7 @@ class RopeConfig:
     theta: float = 10000.0
     dim: int  # rotated channels of a head; below head_dim it is a partial rotary
     kind: str = "default"  # default, linear, dynamic, llama3, yarn, longrope
-    scaling: tuple[
-        tuple[str, float | tuple[float, ...] | bool], ...
-    ] = ()  # the checkpoint's numbers, sorted by name
+    scaling: tuple[tuple[str, float | tuple[float, ...] | bool], ...] = ()  # the checkpoint's numbers, sorted by name
     max_position_embeddings: int  # the length that `kind` stretches from, where `scaling` names none
 
 

@@ -1,1 +1,1 @@
-"""Stateless tensor functions: the table, its slow and obviously right reference, and faster fillings of the same table."""
+"""Stateless tensor functions: the table, its slow and obviously right reference, and faster fillings of it."""
