@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from nanoserve.attention.interface import KVPool
-from nanoserve.backend import Backend, torch_backend
+from nanoserve.backend import torch_backend
 from nanoserve.core.config import Decision, EngineConfig
 from nanoserve.core.errors import ConfigError
 from nanoserve.engine.engine import Engine
@@ -163,7 +163,7 @@ def _pool_size(
         else:
             budget = int(free * CPU_KV_SHARE)
             num_blocks = min(budget // block_bytes, CPU_KV_SEQUENCES * full)
-            reason = f"{CPU_KV_SEQUENCES} sequences of {max_len:,} tokens, at most {CPU_KV_SHARE:.0%} of {free / GIB:.1f} GiB free"
+            reason = f"{CPU_KV_SEQUENCES} x {max_len:,} tokens, at most {CPU_KV_SHARE:.0%} of {free / GIB:.1f} GiB free"
         choices.note("num_blocks", num_blocks, f"{reason}; a block of {config.block_size} takes {block_bytes:,} bytes")
     room = num_blocks * config.block_size
     if room < 2:

@@ -1,0 +1,262 @@
+"""LLM: the offline face. Prompts in, texts out, in this process and without HTTP."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from nanoserve.core.config import EngineConfig
+from nanoserve.core.errors import OverloadedError, RequestError
+from nanoserve.core.params import SamplingParams
+from nanoserve.core.plan import TokenLogprobs
+from nanoserve.core.request import FinishReason, Request
+from nanoserve.engine.admission import make_request
+from nanoserve.engine.build import build_engine
+from nanoserve.engine.messages import Update
+from nanoserve.text.chat import ChatTemplate, encode_chat
+from nanoserve.text.load import load_tokenizer
+from nanoserve.text.stream import Delta, TextStream
+from nanoserve.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation of a prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None  # one a token, where asked for
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None  # the stop string or stop id that ended it
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What became of one prompt."""
+
+    request_id: str
+    prompt: str | None  # None where it was given as ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+
+class LLM:
+    """An engine and its tokenizer.
+
+        llm = LLM("smollm2-135m-instruct")
+        print(llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text)
+
+    `settings` are the fields of EngineConfig. Raises ConfigError, CheckpointError or PullError.
+    """
+
+    def __init__(self, model: str = "smollm2-135m-instruct", **settings: Any):
+        self.config = EngineConfig(model=model, **settings)
+        bars = _Bars()
+        self._engine = build_engine(self.config, bars)
+        bars.close()
+        self.tokenizer: Tokenizer = load_tokenizer(Path(self.config.tokenizer or self._engine.info.model))
+        # Embedding rows past the tokenizer's last id are padding of the checkpoint's.
+        vocab_size = min(self._engine.info.vocab_size, self.tokenizer.vocab_size)
+        self.info = msgspec.structs.replace(self._engine.info, vocab_size=vocab_size)
+        source = self.tokenizer.chat_template
+        self._template = None if source is None else ChatTemplate(source, self.tokenizer.special_tokens)
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt (text or token ids); results come in the order of the prompts. One SamplingParams
+        serves all, or there is one for each. Raises RequestError, before anything runs, where one cannot be served."""
+        many = _as_prompts(prompts)
+        params = _one_each(sampling_params, len(many))
+        jobs = [self._job(prompt, sampling) for prompt, sampling in zip(many, params, strict=True)]
+        return self._finish(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several."""
+        single = bool(messages) and isinstance(messages[0], dict)
+        conversations: list[Any] = [messages] if single else list(messages)
+        template = (
+            self._template if chat_template is None else ChatTemplate(chat_template, self.tokenizer.special_tokens)
+        )
+        prompts = [
+            self._render(
+                conversation,
+                template,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[Delta]:
+        """The pieces of one answer as they come. Leaving the loop early ends the work."""
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
+            prompt = self._render(prompt, self._template)
+        sampling = sampling_params or SamplingParams()
+        if sampling.n != 1:
+            raise RequestError("a stream has one continuation; n must be 1", param="n")
+        job = self._job(prompt, sampling)  # type: ignore[arg-type]
+        for _, delta in self._run([job]):
+            yield delta
+
+    # ---- inside
+
+    def _render(self, messages: Any, template: ChatTemplate | None, **arguments: Any) -> list[int]:
+        if template is None:
+            raise RequestError("this model has no chat template; use generate, or give chat_template", param="messages")
+        return encode_chat(self.tokenizer, template, messages, **arguments)
+
+    def _job(self, prompt: Prompt, sampling: SamplingParams) -> _Job:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        request = make_request(self.info, ids, sampling, id=f"offline-{next(self._numbers)}")
+        output = RequestOutput(
+            request_id=request.id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=ids,
+            outputs=[
+                CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)
+            ],
+        )
+        return _Job(request, output, [TextStream(self.tokenizer, ids, sampling) for _ in range(sampling.n)])
+
+    def _finish(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
+        tokens = 0
+        with tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            for job, delta in self._run(jobs):
+                tokens += len(delta.tokens)
+                if delta.finish is not None and job.output.finished:
+                    bar.update()
+                    elapsed = bar.format_dict["elapsed"] or 1e-9
+                    bar.set_postfix_str(f"{tokens / elapsed:.1f} tok/s", refresh=False)
+        return [job.output for job in jobs]
+
+    def _run(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Delta]]:
+        """Feed jobs to the engine as it takes them and step it until all have ended."""
+        waiting, running = list(reversed(jobs)), dict[str, _Job]()
+        try:
+            while waiting or running:
+                while waiting and self._feed(waiting[-1], alone=not running):
+                    job = waiting.pop()
+                    running[job.request.id] = job
+                for update in self._engine.step():
+                    job = running[update.request_id]
+                    delta = job.take(update)
+                    if delta.finish is not None and update.finish is None:  # a stop string: the engine knows of none
+                        self._engine.abort(update.request_id, update.index)
+                    if update.finish is not None:
+                        job.running -= 1
+                        if not job.running:
+                            del running[update.request_id]
+                    yield job, delta
+        finally:
+            for request_id in running:
+                self._engine.abort(request_id)
+            self._engine.step()
+
+    def _feed(self, job: _Job, *, alone: bool) -> bool:
+        try:
+            self._engine.add(job.request)
+        except OverloadedError:
+            if alone:
+                raise
+            return False
+        return True
+
+
+class _Job:
+    """A request on its way, with the text of each of its continuations."""
+
+    def __init__(self, request: Request, output: RequestOutput, streams: list[TextStream]):
+        self.request = request
+        self.output = output
+        self.streams = streams
+        self.running = len(streams)
+
+    def take(self, update: Update) -> Delta:
+        output = self.output.outputs[update.index]
+        delta = self.streams[update.index].push(update.tokens, update.finish, update.stop_id)
+        output.text += delta.text
+        output.token_ids += delta.tokens
+        if output.logprobs is not None:
+            output.logprobs += update.logprobs[: len(delta.tokens)]
+        if delta.finish is not None and output.finish_reason is None:
+            output.finish_reason, output.stop_reason = str(delta.finish), delta.stop
+        self.output.num_cached_tokens = max(self.output.num_cached_tokens, update.cached_tokens)
+        return delta
+
+
+class _Bars:
+    """Progress of the start, one bar a part."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what != self._what:
+            self.close()
+            self._what, self._bar = what, tqdm(desc=what, total=total or None, leave=False, dynamic_ncols=True)
+        assert self._bar is not None
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_each(params: SamplingParams | Iterable[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    each = list(params)
+    if len(each) != count:
+        raise RequestError(f"{count} prompts came with {len(each)} SamplingParams", param="sampling_params")
+    return each
+
+
+__all__ = ["LLM", "CompletionOutput", "FinishReason", "RequestOutput", "SamplingParams"]
