@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,7 @@ class LLM:
         source = self.tokenizer.chat_template
         self._template = None if source is None else ChatTemplate(source, self.tokenizer.special_tokens)
         self._numbers = itertools.count()
+        self._jobs: dict[str, _Job] = {}
 
     def generate(
         self,
@@ -171,27 +173,35 @@ class LLM:
         return [job.output for job in jobs]
 
     def _run(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Delta]]:
-        """Feed jobs to the engine as it takes them and step it until all have ended."""
-        waiting, running = list(reversed(jobs)), dict[str, _Job]()
+        """Feed jobs to the engine as it takes them and step it until all have ended. Several of these loops may
+        take turns: a step of one moves the others' jobs too."""
+        waiting, running = list(reversed(jobs)), list[_Job]()
         try:
             while waiting or running:
                 while waiting and self._feed(waiting[-1], alone=not running):
-                    job = waiting.pop()
-                    running[job.request.id] = job
-                for update in self._engine.step():
-                    job = running[update.request_id]
-                    delta = job.take(update)
-                    if delta.finish is not None and update.finish is None:  # a stop string: the engine knows of none
-                        self._engine.abort(update.request_id, update.index)
-                    if update.finish is not None:
-                        job.running -= 1
-                        if not job.running:
-                            del running[update.request_id]
-                    yield job, delta
+                    running.append(waiting.pop())
+                if not any(job.inbox for job in running):
+                    self._step()
+                for job in running:
+                    while job.inbox:
+                        yield job, job.inbox.popleft()
+                running = [job for job in running if job.unfinished or job.inbox]
         finally:
-            for request_id in running:
-                self._engine.abort(request_id)
-            self._engine.step()
+            for job in running:
+                self._jobs.pop(job.request.id, None)
+                self._engine.abort(job.request.id)
+
+    def _step(self) -> None:
+        for update in self._engine.step():
+            job = self._jobs.get(update.request_id)
+            if job is None:  # its caller left the loop early
+                continue
+            delta = job.take(update)
+            job.inbox.append(delta)
+            if delta.finish is not None and update.finish is None:  # a stop string: the engine knows none
+                self._engine.abort(update.request_id, update.index)
+            if not job.unfinished:
+                del self._jobs[update.request_id]
 
     def _feed(self, job: _Job, *, alone: bool) -> bool:
         try:
@@ -200,6 +210,7 @@ class LLM:
             if alone:
                 raise
             return False
+        self._jobs[job.request.id] = job
         return True
 
 
@@ -210,9 +221,11 @@ class _Job:
         self.request = request
         self.output = output
         self.streams = streams
-        self.running = len(streams)
+        self.unfinished = len(streams)
+        self.inbox: deque[Delta] = deque()
 
     def take(self, update: Update) -> Delta:
+        self.unfinished -= update.finish is not None
         output = self.output.outputs[update.index]
         delta = self.streams[update.index].push(update.tokens, update.finish, update.stop_id)
         output.text += delta.text
