@@ -57,7 +57,15 @@ class KVPool:
         self.values[layer][block, :, offset] = v.to(self.values.dtype)
 
 
+class StepAttention(Protocol):
+    """The attention of one step's layers."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """q [T, H, D], k and v [T, K, D], rotated. Puts k and v in the pool, then returns [T, H, D]."""
+        ...
+
+
 class AttentionBackend(Protocol):
-    def attend(self, q: Tensor, pool: KVPool, layer: int, meta: AttentionMeta, spec: AttentionSpec) -> Tensor:
-        """q: [T, H, D], already rotated, its K and V already in the pool. Returns [T, H, D]."""
+    def begin(self, meta: AttentionMeta, pool: KVPool) -> StepAttention:
+        """Once a step: prepares what its layers share, such as indices and masks."""
         ...
