@@ -35,8 +35,8 @@ class BlockFormat(ABC):
 
     def dequantize(self, data: Tensor) -> Tensor:
         """uint8 [rows, bytes] -> float32 [rows, columns]."""
-        rows, row_bytes = data.shape
-        return self._decode(data.reshape(-1, self.block_bytes)).view(rows, row_bytes // self.block_bytes * self.block_size)
+        columns = data.shape[1] // self.block_bytes * self.block_size
+        return self._decode(data.reshape(-1, self.block_bytes)).view(-1, columns)
 
     def quantize(self, weight: Tensor) -> Tensor:
         """float [rows, columns] -> uint8 [rows, bytes]."""

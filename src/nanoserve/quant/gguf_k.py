@@ -51,9 +51,7 @@ class KFormat(BlockFormat):
         depth = -groups.amin(dim=2).clamp(max=0)
         scale = (groups.amax(dim=2).clamp(min=0) + depth) / top
         d, dmin = (x.amax(dim=1, keepdim=True).div(63).half().float() for x in (scale, depth))
-        scales, minimums = (
-            (x * reciprocal(unit)).round().clamp(0, 63) for x, unit in ((scale, d), (depth, dmin))
-        )
+        scales, minimums = ((x * reciprocal(unit)).round().clamp(0, 63) for x, unit in ((scale, d), (depth, dmin)))
         q = (groups + (dmin * minimums).unsqueeze(2)) * reciprocal(d * scales).unsqueeze(2)
         codes = q.round().clamp(0, top).to(torch.uint8)
         pairs = codes.view(-1, 4, 2, 32)
