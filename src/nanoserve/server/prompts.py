@@ -1,0 +1,80 @@
+"""Prompts: from what a body says to token ids. Long texts are worked on in threads, so that streams keep flowing."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from nanoserve.core.errors import RequestError
+from nanoserve.server.protocol import ChatEnd, Message
+from nanoserve.text.chat import ChatTemplate, encode_chat
+from nanoserve.text.tokenizer import Tokenizer
+
+INLINE_CHARS = 4096  # about a millisecond of work; a hop to a thread and back costs a tenth of that
+RESERVED = frozenset(inspect.signature(encode_chat).parameters)
+
+Result = TypeVar("Result")
+
+
+class Prompts:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None):
+        self.tokenizer = tokenizer
+        self.template = template
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="text")
+
+    async def chat(self, messages: Sequence[Message], end: ChatEnd) -> list[int]:
+        """Raises RequestError with the template's own words where it refuses the messages."""
+        template = self.template
+        if template is None:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions, or start the server with --chat-template.",
+                param="messages",
+                code="no_chat_template",
+            )
+        kwargs = end.chat_template_kwargs or {}
+        if reserved := RESERVED & kwargs.keys():
+            name = min(reserved)
+            raise RequestError(
+                f"chat_template_kwargs may not hold {name!r}: it is not the template's to get",
+                param=f"chat_template_kwargs.{name}",
+                code="invalid_value",
+            )
+        turns = [message.for_template() for message in messages]
+        size = sum(len(turn["content"]) for turn in turns)
+        ids = await self._work(
+            size,
+            lambda: encode_chat(
+                self.tokenizer,
+                template,
+                turns,
+                add_generation_prompt=end.opens_answer,
+                continue_final_message=bool(end.continue_final_message),
+                **kwargs,
+            ),
+        )
+        if not ids:
+            raise RequestError("messages make a prompt of no tokens", param="messages", code="invalid_value")
+        return ids
+
+    async def texts(self, texts: Sequence[str], add_special: bool | None) -> list[list[int]]:
+        """Raw prompts: control tokens are read as such, since clients that render chats themselves write them.
+        Each begins with one BOS where the tokenizer adds one, also if the text brings it."""
+        add = add_special is not False
+
+        def encode(text: str) -> list[int]:
+            ids = self.tokenizer.encode(text, add_special=add, parse_special=True)
+            doubled = add and len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_id
+            return ids[1:] if doubled else ids
+
+        return await self._work(sum(map(len, texts)), lambda: [encode(text) for text in texts])
+
+    async def decode(self, ids: list[int]) -> str:
+        return await self._work(len(ids), lambda: self.tokenizer.decode(ids, skip_special=False))
+
+    async def _work(self, size: int, job: Callable[[], Result]) -> Result:
+        if size <= INLINE_CHARS:
+            return job()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, job)
