@@ -121,7 +121,7 @@ class _Reader:
         merges = [(line[: (at := line.find(" ", 1))], line[at + 1 :]) for line in lines]
         try:
             model = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.whole_words)
-        except Exception as error:  # noqa: BLE001  tokenizers raises nothing narrower
+        except Exception as error:  # tokenizers raises nothing narrower
             raise self.error(f"has tokenizer.ggml.merges that do not fit its tokens: {error}") from error
         backend = Tokenizer(model)
         if pre.compose:
