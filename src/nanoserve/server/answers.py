@@ -8,10 +8,11 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from nanoserve.core.params import SamplingParams
 from nanoserve.core.request import Request
 from nanoserve.server import generation
 from nanoserve.server.generation import Piece
-from nanoserve.server.logprobs import ChatLogprobs, CompletionLogprobs, CompletionLogprobsWriter, TokenNames
+from nanoserve.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from nanoserve.server.protocol import ChatBody, CompletionBody
 from nanoserve.text.tokenizer import Tokenizer
 
@@ -34,6 +35,12 @@ class Usage(msgspec.Struct):
         return cls(prompt, completion, prompt + completion, PromptDetails(min(usage.cached_tokens, prompt)))
 
 
+def stop_reason(piece: Piece, sampling: SamplingParams) -> str | int | None:
+    """The stop string, or the one of `stop_token_ids`; null where the model ended by its own end token."""
+    own_end = isinstance(piece.stop, int) and piece.stop not in sampling.stop_token_ids
+    return None if own_end else piece.stop
+
+
 class Answer(Protocol):
     """One call's answer: knows the call's id, and what was asked to be in it."""
 
@@ -46,8 +53,8 @@ class Answer(Protocol):
 
 
 class ChatMessage(msgspec.Struct):
+    role: str
     content: str
-    role: str = "assistant"
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -98,9 +105,9 @@ class ChatAnswer:
         """`head`: id, created (seconds since 1970), model."""
         self._head = head
         self._body = body
-        self._prompt = request.prompt
-        self._names = TokenNames(tokenizer, request.sampling.skip_special_tokens)
-        self._usage = None if body.stream and body.wants_usage else UNSET
+        self._request = request
+        self._logprobs = LogprobsWriter(tokenizer, request.sampling, body.num_logprobs()).chat
+        self._usage = None if body.wants_usage else UNSET
         self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[Piece], usage: Usage) -> ChatCompletion:
@@ -109,36 +116,35 @@ class ChatAnswer:
             [
                 ChatChoice(
                     piece.index,
-                    ChatMessage(piece.text),
+                    ChatMessage("assistant", piece.text),
                     self._logprobs(piece),
                     piece.finish,
-                    piece.stop,
+                    stop_reason(piece, self._request.sampling),
                     self._ids(piece.tokens),
                 )
                 for piece in choices
             ],
             usage,
-            prompt_token_ids=self._ids(self._prompt),
+            prompt_token_ids=self._ids(self._request.prompt),
         )
 
     def chunk(self, piece: Piece) -> ChatCompletionChunk:
         first = piece.index not in self._begun
         delta = ChatDelta("assistant", piece.text) if first else ChatDelta(None, piece.text or None)
-        stop = UNSET if piece.finish is None else piece.stop
-        choice = ChatChunkChoice(piece.index, delta, self._logprobs(piece), piece.finish, stop, self._ids(piece.tokens))
+        choice = ChatChunkChoice(
+            piece.index, delta, self._logprobs(piece), piece.finish, token_ids=self._ids(piece.tokens)
+        )
+        if piece.finish is not None:
+            choice.stop_reason = stop_reason(piece, self._request.sampling)
         chunk = ChatCompletionChunk(*self._head, [choice], usage=self._usage)
         if not self._begun:
-            chunk.prompt_token_ids = self._ids(self._prompt)
+            chunk.prompt_token_ids = self._ids(self._request.prompt)
         if first:
             self._begun.add(piece.index)
         return chunk
 
     def last_chunk(self, usage: Usage) -> ChatCompletionChunk:
         return ChatCompletionChunk(*self._head, [], usage=usage)
-
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        top = self._body.num_logprobs()
-        return None if top is None else self._names.chat(piece.tokens, piece.logprobs, top)
 
     def _ids(self, ids: tuple[int, ...]) -> Ids:
         return ids if self._body.return_token_ids else UNSET
@@ -152,7 +158,7 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
-    stop_reason: str | int | UnsetType | None
+    stop_reason: str | int | UnsetType | None = UNSET  # in a choice's last chunk
     token_ids: Ids = UNSET
     prompt_token_ids: Ids = UNSET  # in a choice's first chunk
 
@@ -174,9 +180,9 @@ class CompletionAnswer:
         self._body = body
         self._requests = requests
         self._n = requests[0].sampling.n
-        self._names = TokenNames(tokenizer, requests[0].sampling.skip_special_tokens)
-        self._usage = None if body.stream and body.wants_usage else UNSET
-        self._begun: dict[int, CompletionLogprobsWriter] = {}
+        self._logprobs = LogprobsWriter(tokenizer, requests[0].sampling, body.num_logprobs()).completion
+        self._usage = None if body.wants_usage else UNSET
+        self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[Piece], usage: Usage) -> Completion:
         return Completion(*self._head, [self._choice(piece) for piece in choices], usage)
@@ -188,15 +194,12 @@ class CompletionAnswer:
         return Completion(*self._head, [], usage)
 
     def _choice(self, piece: Piece) -> CompletionChoice:
-        top = self._body.logprobs
-        stop = UNSET if piece.finish is None else piece.stop
-        choice = CompletionChoice(piece.index, piece.text, None, piece.finish, stop)
-        first = piece.index not in self._begun
-        writer = self._begun.setdefault(piece.index, CompletionLogprobsWriter(self._names, top or 0))
-        if top is not None:
-            choice.logprobs = writer.write(piece.tokens, piece.logprobs)
+        choice = CompletionChoice(piece.index, piece.text, self._logprobs(piece), piece.finish)
+        if piece.finish is not None:
+            choice.stop_reason = stop_reason(piece, self._requests[0].sampling)
         if self._body.return_token_ids:
             choice.token_ids = piece.tokens
-            if first:
+            if piece.index not in self._begun:
+                self._begun.add(piece.index)
                 choice.prompt_token_ids = self._requests[piece.index // self._n].prompt
         return choice

@@ -51,13 +51,17 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class AtMost:
-    """Annotates a list or object: longer ones are refused before a look at what they hold."""
+class Bounded:
+    """Annotates a list or object: longer ones are refused before a look at what they hold, and of a list's bad
+    entries the first is reported alone."""
 
-    size: int
+    size: int = 2**16
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._check, handler(source))
+        schema = handler(source)
+        if schema["type"] == "list":
+            schema["fail_fast"] = True
+        return core_schema.no_info_before_validator_function(self._check, schema)
 
     def _check(self, value: Any) -> Any:
         if isinstance(value, (list, dict)) and len(value) > self.size:

@@ -59,7 +59,8 @@ def install(app: FastAPI) -> None:
         if error.status_code == 404:
             message = "There is no such route; GET /docs lists those that exist."
         elif error.status_code == 405:
-            message = f"This route takes {(error.headers or {}).get('allow', 'another method')}, not {http.method:.20}."
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message = f"This route takes {allowed}, not {http.method:.20}."
         return error_response(error.status_code, error_body(error.status_code, message), error.headers)
 
     @app.exception_handler(ClientDisconnect)

@@ -35,8 +35,8 @@ class Front:
 
     @classmethod
     def of(cls, engine: AsyncEngine, tokenizer: Tokenizer, settings: ServerSettings) -> Front:
-        given = settings.template_source()
-        template = tokenizer.chat_template if given is None else ChatTemplate(given, tokenizer.special_tokens)
+        source = settings.template_source() or tokenizer.chat_template
+        template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
         return cls(
             engine,
             tokenizer,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -28,8 +28,9 @@ class Piece(msgspec.Struct):
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
+    offsets: tuple[int, ...]  # for each token: characters that were whole before it
     finish: FinishReason | None = None
-    stop: str | int | None = None  # the stop string or stop token id that ended it
+    stop: str | int | None = None  # the stop string, or the id of the end token, that ended it
 
     @classmethod
     def join(cls, pieces: Sequence[Piece]) -> Piece:
@@ -40,6 +41,7 @@ class Piece(msgspec.Struct):
             "".join(piece.text for piece in pieces),
             tuple(token for piece in pieces for token in piece.tokens),
             tuple(entry for piece in pieces for entry in piece.logprobs),
+            tuple(offset for piece in pieces for offset in piece.offsets),
             last.finish,
             last.stop,
         )
@@ -93,7 +95,7 @@ class Generation:
         wake = asyncio.Event()
 
         async def listen(number: int, request: Request) -> None:
-            async with aclosing(cast(_Closable, self._engine.generate(request))) as updates:
+            async with aclosing(cast("AsyncGenerator[Update, None]", self._engine.generate(request))) as updates:
                 async for update in updates:
                     news.append((number, update))
                     wake.set()
@@ -144,14 +146,15 @@ class Generation:
             tokens = tuple(token for update in updates for token in update.tokens)
             logprobs = tuple(entry for update in updates for entry in update.logprobs)
         delta = choice.stream.push(tokens, last.finish, last.stop_id)
-        if kept := delta.tokens:
-            self._time(choice, updates[0], kept, now)
+        if delta.tokens:
+            self._time(choice, updates[0], len(delta.tokens), now)
         if delta.finish is not None:
             del self._open[index]
             if last.finish is None:
                 self._engine.abort(choice.request.id, choice.sequence)
             self._metrics.ended(delta.finish, now - self._arrival, now - choice.first, choice.generated)
-        return Piece(index, delta.text, tokens[:kept], logprobs[:kept], delta.finish, delta.stop)
+        logprobs = logprobs[: len(delta.tokens)]
+        return Piece(index, delta.text, delta.tokens, logprobs, delta.offsets, delta.finish, delta.stop)
 
     def _time(self, choice: _Choice, first: Update, count: int, now: float) -> None:
         if choice.generated:
@@ -174,7 +177,3 @@ _FAILURES = {
     FinishReason.ERROR: (500, "The model gave no usable distribution for this request."),
     FinishReason.ABORT: (503, "The engine ended this request."),
 }
-
-
-class _Closable(AsyncIterator[Update], Protocol):
-    async def aclose(self) -> None: ...

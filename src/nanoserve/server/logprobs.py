@@ -1,17 +1,18 @@
 """Log probabilities in OpenAI's two shapes: a list of entries (chat) and parallel lists (completions).
 
-Each generated token has its entry, the end token too. `bytes` are the token's own, also where they are a part of a
-character, so that joined they are the text; a control token that the text leaves out has none.
+Each generated token has its entry, the end token too. In chat, `bytes` are the token's own, also where they are a part
+of a character, so that joined they are the text; a token that the text leaves out has none.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable
 
 import msgspec
 
+from nanoserve.core.params import SamplingParams
 from nanoserve.core.plan import TokenLogprobs
+from nanoserve.server.generation import Piece
 from nanoserve.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # JSON has no infinity
@@ -49,58 +50,53 @@ def token_name(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class TokenNames:
-    """The bytes and names of tokens, for one request."""
+class LogprobsWriter:
+    """For the choices of one call."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool):
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, top: int | None):
+        """`top`: alternatives to report beside each chosen token; None: no logprobs."""
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._sampling = sampling
+        self._top = top
 
-    def name(self, token: int) -> str:
+    def chat(self, piece: Piece) -> ChatLogprobs | None:
+        if self._top is None:
+            return None
+        content = [
+            ChatLogprob(self._name(token), _finite(entry.logprob), list(self._tokenizer.token_bytes(token)), [
+                TopLogprob(self._name(other), _finite(value), list(self._tokenizer.token_bytes(other)))
+                for other, value in self._alternatives(entry)
+            ])
+            for token, entry in zip(piece.tokens, piece.logprobs, strict=True)
+        ]  # fmt: skip
+        for token, written in zip(piece.tokens, content, strict=True):
+            if self._sampling.skip_special_tokens and self._tokenizer.is_special(token):
+                written.bytes = []
+        if isinstance(piece.stop, int) and not self._sampling.include_stop_str_in_output:
+            content[-1].bytes = []
+        return ChatLogprobs(content)
+
+    def completion(self, piece: Piece) -> CompletionLogprobs | None:
+        if self._top is None:
+            return None
+        shape = CompletionLogprobs([], [], [], list(piece.offsets))
+        for token, entry in zip(piece.tokens, piece.logprobs, strict=True):
+            name, logprob = self._name(token), _finite(entry.logprob)
+            shape.tokens.append(name)
+            shape.token_logprobs.append(logprob)
+            # Two ids may have one name: the likelier one, which comes first, stands; the chosen one before all.
+            top = {name: logprob}
+            for other, value in self._alternatives(entry):
+                top.setdefault(self._name(other), _finite(value))
+            shape.top_logprobs.append(top)
+        return shape
+
+    def _alternatives(self, entry: TokenLogprobs) -> Iterable[tuple[int, float]]:
+        return zip(entry.top_ids[: self._top], entry.top_logprobs[: self._top], strict=True)
+
+    def _name(self, token: int) -> str:
         return token_name(self._tokenizer.token_bytes(token))
 
-    def text_bytes(self, token: int) -> bytes:
-        """What the token adds to the text."""
-        skipped = self._skip_special and self._tokenizer.is_special(token)
-        return b"" if skipped else self._tokenizer.token_bytes(token)
 
-    def chat(self, tokens: Iterable[int], logprobs: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
-        return ChatLogprobs(
-            [
-                ChatLogprob(
-                    self.name(token),
-                    max(entry.logprob, FLOOR),
-                    list(self.text_bytes(token)),
-                    [
-                        TopLogprob(self.name(other), max(value, FLOOR), list(self._tokenizer.token_bytes(other)))
-                        for other, value in zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True)
-                    ],
-                )
-                for token, entry in zip(tokens, logprobs, strict=True)
-            ]
-        )
-
-
-class CompletionLogprobsWriter:
-    """For one choice: keeps count of the characters that its tokens made."""
-
-    def __init__(self, names: TokenNames, top: int):
-        self._names = names
-        self._top = top
-        self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def write(self, tokens: Iterable[int], logprobs: Iterable[TokenLogprobs]) -> CompletionLogprobs:
-        shape = CompletionLogprobs([], [], [], [])
-        for token, entry in zip(tokens, logprobs, strict=True):
-            name = self._names.name(token)
-            shape.tokens.append(name)
-            shape.token_logprobs.append(max(entry.logprob, FLOOR))
-            # Two ids may have one name: the likelier one, which comes first, stands.
-            top = {name: max(entry.logprob, FLOOR)}
-            for other, value in zip(entry.top_ids[: self._top], entry.top_logprobs[: self._top], strict=True):
-                top.setdefault(self._names.name(other), max(value, FLOOR))
-            shape.top_logprobs.append(top)
-            shape.text_offset.append(self._offset)
-            self._offset += len(self._decoder.decode(self._names.text_bytes(token)))
-        return shape
+def _finite(logprob: float) -> float:
+    return max(logprob, FLOOR)

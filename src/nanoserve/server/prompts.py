@@ -60,16 +60,12 @@ class Prompts:
         return ids
 
     async def texts(self, texts: Sequence[str], add_special: bool | None) -> list[list[int]]:
-        """Raw prompts: control tokens are read as such, since clients that render chats themselves write them.
-        Each begins with one BOS where the tokenizer adds one, also if the text brings it."""
+        """Raw prompts: control tokens are read as such, since clients that render chats themselves write them."""
         add = add_special is not False
-
-        def encode(text: str) -> list[int]:
-            ids = self.tokenizer.encode(text, add_special=add, parse_special=True)
-            doubled = add and len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_id
-            return ids[1:] if doubled else ids
-
-        return await self._work(sum(map(len, texts)), lambda: [encode(text) for text in texts])
+        return await self._work(
+            sum(map(len, texts)),
+            lambda: [self.tokenizer.encode(text, add_special=add, parse_special=True) for text in texts],
+        )
 
     async def decode(self, ids: list[int]) -> str:
         return await self._work(len(ids), lambda: self.tokenizer.decode(ids, skip_special=False))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, FailFast, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from nanoserve.core.errors import RequestError
 from nanoserve.core.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParams
-from nanoserve.server.body import AtMost, Body, Refused
+from nanoserve.server.body import Body, Bounded, Refused
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # what fits the engine's messages and tensors
 RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
@@ -46,15 +46,15 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(None, description="Off the logit of tokens that the output holds.")
     frequency_penalty: float | None = Field(None, description="The same, for each time that it holds them.")
     repetition_penalty: float | None = Field(None, description="Divides the logits of tokens of prompt and output.")
-    logit_bias: Annotated[dict[str, float], AtMost(MAX_LOGIT_BIAS)] | None = Field(
+    logit_bias: Annotated[dict[str, float], Bounded(MAX_LOGIT_BIAS)] | None = Field(
         None, description="Token id to what is added to its logit, -100 to 100."
     )
     seed: int | None = Field(None, description="Equal seeds draw equal tokens, whatever else is running.")
     min_tokens: int | None = Field(None, description="No end token, and no stop string, before this many tokens.")
-    stop: str | Annotated[list[str], FailFast(), AtMost(MAX_STOP_STRINGS)] | None = Field(
+    stop: str | Annotated[list[str], Bounded(MAX_STOP_STRINGS)] | None = Field(
         None, description="Strings that end the text; they are not part of it."
     )
-    stop_token_ids: Annotated[list[int], FailFast(), AtMost(MAX_LOGIT_BIAS)] | None = Field(
+    stop_token_ids: Annotated[list[int], Bounded(MAX_LOGIT_BIAS)] | None = Field(
         None, description="Token ids that end the text, beside the model's own."
     )
     include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string at the text's end.")
@@ -151,11 +151,11 @@ class ToolCall(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | Annotated[list[TextPart], FailFast()] | None, BeforeValidator(_text_parts)] = Field(
+    content: Annotated[str | Annotated[list[TextPart], Bounded()] | None, BeforeValidator(_text_parts)] = Field(
         None, description="Text, or parts of it, which are joined by line breaks. Never read as control tokens."
     )
     name: str | None = Field(None, description="Reaches the chat template.")
-    tool_calls: Annotated[list[ToolCall], FailFast()] | None = Field(None, description="Calls that were made before.")
+    tool_calls: Annotated[list[ToolCall], Bounded()] | None = Field(None, description="Calls that were made before.")
     tool_call_id: str | None = Field(None, description="The call that a tool message answers.")
     reasoning_content: str | None = Field(None, description="Reaches the chat template.")
     refusal: Annotated[Any, Refused()] = Field(None, description="Not supported yet.")
@@ -208,7 +208,7 @@ class ChatEnd(Body):
 class ChatBody(GenerationBody, ChatEnd):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, description="The conversation so far.")
+    messages: Annotated[list[Message], Bounded()] = Field(min_length=1, description="The conversation so far.")
     max_completion_tokens: int | None = Field(None, description="The same as max_tokens.")
     logprobs: bool | None = Field(None, description="Report the log probability of each token.")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
@@ -325,7 +325,7 @@ class TokenizeBody(ChatEnd):
     model: str | None = Field(None, description="A name that GET /v1/models lists.")
     prompt: str | None = Field(None, description="Text; exclusive with messages.")
     add_special_tokens: bool | None = Field(None, description="As in completions. Default true.")
-    messages: Annotated[list[Message], FailFast(), Field(min_length=1)] | None = Field(
+    messages: Annotated[list[Message], Bounded(), Field(min_length=1)] | None = Field(
         None, description="A conversation; exclusive with prompt."
     )
     return_token_strs: bool | None = Field(None, description="Add the text of each token.")
@@ -341,4 +341,4 @@ class DetokenizeBody(Body):
     """POST /detokenize: the text of ids, control tokens included."""
 
     model: str | None = Field(None, description="A name that GET /v1/models lists.")
-    tokens: Annotated[list[int], FailFast()] = Field(description="Token ids.")
+    tokens: Annotated[list[int], Bounded(2**22)] = Field(description="Token ids.")

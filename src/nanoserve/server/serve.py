@@ -21,27 +21,27 @@ from nanoserve.server.settings import ServerSettings
 async def serve(app: FastAPI, settings: ServerSettings, on_ready: Callable[[str], None] = lambda url: None) -> None:
     """Runs until SIGINT or SIGTERM, then lets running requests end within `shutdown_timeout`. `on_ready` gets the
     address once it is open. Runs in the loop of the engine's client; whoever started the engine closes it."""
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=bounded_protocol(settings.max_header_bytes),
-        ws="none",
-        lifespan="off",
-        root_path=settings.root_path,
-        ssl_keyfile=settings.ssl_keyfile,
-        ssl_certfile=settings.ssl_certfile,
-        timeout_graceful_shutdown=settings.shutdown_timeout,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-    )
-    await Server(config, on_ready).serve()
+    await Server(app, settings, on_ready).serve()
 
 
 class Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[str], None]):
+    def __init__(self, app: FastAPI, settings: ServerSettings, on_ready: Callable[[str], None]):
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=bounded_protocol(settings.max_header_bytes),
+            ws="none",
+            lifespan="off",
+            root_path=settings.root_path,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_certfile=settings.ssl_certfile,
+            timeout_graceful_shutdown=settings.shutdown_timeout,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+        )
         super().__init__(config)
         self._on_ready = on_ready
 
