@@ -60,7 +60,7 @@ class Bounded:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
         if schema["type"] == "list":
-            schema["fail_fast"] = True
+            schema = {**schema, "fail_fast": True}
         return core_schema.no_info_before_validator_function(self._check, schema)
 
     def _check(self, value: Any) -> Any:
@@ -117,16 +117,16 @@ def parse(model: type[AnyBody], value: dict[str, Any]) -> AnyBody:
     path = _path(first["loc"], value, missing)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RequestError):
-        param = f"{path}.{cause.param}" if path and cause.param else path or cause.param
-        raise RequestError(_lead(param, cause), param=param, code=cause.code)
+        raise _at(path, cause)
     code = "missing_required_parameter" if missing else "invalid_type"
     raise RequestError(f"{path}: {first['msg']}", param=path, code=code)
 
 
-def _lead(param: str | None, cause: RequestError) -> str:
-    """The message, led by the field unless it names it."""
-    named = param is None or (cause.param is not None and cause.param in cause.message)
-    return cause.message if named else f"{param}: {cause.message}"
+def _at(path: str, cause: RequestError) -> RequestError:
+    """A validator's refusal, whose `param` is relative to the model it checks, or a field's, which has none."""
+    if cause.param is None:
+        return RequestError(f"{path}: {cause.message}", param=path, code=cause.code)
+    return RequestError(cause.message, param=f"{path}.{cause.param}" if path else cause.param, code=cause.code)
 
 
 def _path(location: tuple[int | str, ...], value: Any, missing: bool) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from nanoserve.core.errors import RequestError
 from nanoserve.server.protocol import ChatEnd, Message
-from nanoserve.text.chat import ChatTemplate, encode_chat
+from nanoserve.text.chat import RESERVED, ChatTemplate, encode_chat
 from nanoserve.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4096  # about a millisecond of work; a hop to a thread and back costs a tenth of that
-RESERVED = frozenset(inspect.signature(encode_chat).parameters)
 
 Result = TypeVar("Result")
 
@@ -38,14 +36,15 @@ class Prompts:
         if reserved := RESERVED & kwargs.keys():
             name = min(reserved)
             raise RequestError(
-                f"chat_template_kwargs may not hold {name!r}: it is not the template's to get",
+                f"chat_template_kwargs may not hold {name!r}: the server sets it",
                 param=f"chat_template_kwargs.{name}",
                 code="invalid_value",
             )
-        turns = [message.for_template() for message in messages]
-        size = sum(len(turn["content"]) for turn in turns)
+        # Most templates add contents up, and fail on one that is missing.
+        turns = [{"content": "", **message.model_dump(exclude_none=True)} for message in messages]
         ids = await self._work(
-            size,
+            # What a template does with names of a caller's choice may take long, however short the messages are.
+            INLINE_CHARS + 1 if kwargs else sum(message.size for message in messages),
             lambda: encode_chat(
                 self.tokenizer,
                 template,

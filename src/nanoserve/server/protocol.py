@@ -167,16 +167,15 @@ class Message(Body):
     def _check(self) -> Message:
         if self.tool_calls and self.role != "assistant":
             raise RequestError(f"a {self.role} message cannot have tool_calls", param="tool_calls")
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
             raise RequestError(f"a {self.role} message needs content", param="content", code="invalid_value")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        """As templates expect it: text content, and no key that was not given."""
-        message = self.model_dump(exclude_none=True, exclude={"content"})
-        parts = self.content
-        message["content"] = "\n".join(part.text for part in parts) if isinstance(parts, list) else parts or ""
-        return message
+    @property
+    def size(self) -> int:
+        """Characters of text."""
+        parts = self.content or ""
+        return len(parts) if isinstance(parts, str) else sum(len(part.text) for part in parts)
 
 
 class ChatEnd(Body):
@@ -262,24 +261,20 @@ Prompt = str | list[int]
 def _prompts(value: Any) -> list[Prompt]:
     """One prompt or several, as text or ids, to a list of prompts. Done by hand: a union of list types would look
     at each entry four times, and report each."""
-    if isinstance(value, list) and not (value and type(value[0]) is int):
-        for number, prompt in enumerate(value):
-            _check_prompt(f"prompt[{number}]", prompt)
-        if not value:
-            raise RequestError("prompt is empty", param="prompt", code="invalid_value")
-        return value
-    _check_prompt("prompt", value)
-    return [value]
-
-
-def _check_prompt(name: str, value: Any) -> None:
-    if isinstance(value, list):
-        if not value:
-            raise RequestError(f"{name} has no tokens", param=name, code="invalid_value")
-        if not all(type(token) is int for token in value):
-            raise RequestError(f"{name} holds something that is no token id", param=name, code="invalid_type")
-    elif not isinstance(value, str):
-        raise RequestError(f"{name} must be text or a list of token ids", param=name, code="invalid_type")
+    several = isinstance(value, list) and not (value and type(value[0]) is int)
+    prompts: list[Prompt] = value if several else [value]
+    if not prompts:
+        raise RequestError("there is no prompt", code="invalid_value")
+    for number, prompt in enumerate(prompts):
+        which = f"prompt {number} " if several else ""
+        if isinstance(prompt, list):
+            if not prompt:
+                raise RequestError(f"{which}has no tokens", code="invalid_value")
+            if not all(type(token) is int for token in prompt):
+                raise RequestError(f"{which}holds something that is no token id", code="invalid_type")
+        elif not isinstance(prompt, str):
+            raise RequestError(f"{which}must be text or a list of token ids", code="invalid_type")
+    return prompts
 
 
 _PROMPT_FORMS: list[dict[str, Any]] = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
