@@ -19,7 +19,7 @@ from nanoserve.core.errors import CheckpointError
 MAGIC = b"GGUF"
 MAX_KEYS = 65_536
 MAX_TENSORS = 262_144
-MAX_KEY_BYTES = 65_535
+MAX_KEY_BYTES = 1024  # names end up in messages; the specification allows 64 KiB
 MAX_STRING_BYTES = 1 << 24
 MAX_ARRAY_ITEMS = 1 << 21  # in all arrays together: eight times the largest vocabulary in use
 MAX_DIMENSIONS = 4
@@ -202,7 +202,7 @@ class _Header:
     def place(self, infos: list[GgufTensor], alignment: Any) -> dict[str, GgufTensor]:
         """Check where the data of each tensor lies. The specification asks for a multiple of 8 as alignment."""
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
-            raise self.error(f"has general.alignment {alignment!r}; it must be a power of two of at least 8")
+            raise self.error(f"has general.alignment {alignment!r:.60}; it must be a power of two of at least 8")
         begin = -(-self.at // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for info in infos:

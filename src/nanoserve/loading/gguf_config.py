@@ -45,7 +45,7 @@ def _config(file: GgufFile) -> dict[str, Any]:
     fields = _fields(file, f"{arch}.")
     for name in ("expert_count", "attention.sliding_window_pattern", "attention.temperature_scale"):
         if fields.raw.get(name):
-            raise fields.error(name, f"is {fields.raw[name]!r}, which is not supported")
+            raise fields.error(name, f"is {fields.raw[name]!r:.60}, which is not supported")
     hidden = fields.integer("embedding_length")
     heads = fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", hidden // heads)
@@ -101,7 +101,7 @@ def _vocab_size(file: GgufFile) -> int:
 def _token_id(tokenizer: Fields, name: str, vocab_size: int) -> int | None:
     value = tokenizer.raw.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size):
-        raise tokenizer.error(name, f"is {value!r}, not a token of the vocabulary of {vocab_size}")
+        raise tokenizer.error(name, f"is {value!r:.60}, not a token of the vocabulary of {vocab_size}")
     return value
 
 

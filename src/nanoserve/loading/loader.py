@@ -58,7 +58,7 @@ def eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
                 continue
             valid = isinstance(token, int) and not isinstance(token, bool) and token >= 0
             if not valid or (isinstance(vocab_size, int) and token >= vocab_size):
-                raise CheckpointError(f"{checkpoint.path}: eos_token_id {token!r} is not a token of {vocab_size}")
+                raise CheckpointError(f"{checkpoint.path}: eos_token_id {token!r:.60} is not a token of {vocab_size}")
             found[token] = None
     return tuple(found)
 
