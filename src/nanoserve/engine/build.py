@@ -11,7 +11,7 @@ import torch
 from nanoserve.attention.interface import KVPool
 from nanoserve.backend import torch_backend
 from nanoserve.core.config import Decision, EngineConfig
-from nanoserve.core.errors import ConfigError
+from nanoserve.core.errors import CheckpointError, ConfigError
 from nanoserve.engine.engine import Engine
 from nanoserve.engine.messages import EngineInfo
 from nanoserve.loading.checkpoint import Checkpoint
@@ -63,8 +63,11 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
     """Raises ConfigError, CheckpointError or PullError, each written for a person."""
     choices, watch = Choices(), Stopwatch()
     path = pull(config.model, revision=config.revision, progress=on_progress)
-    checkpoint = open_checkpoint(path, config.load_format)
-    facts = model_config(checkpoint.config)
+    checkpoint = open_checkpoint(path, config.load_format, config.seed)
+    try:
+        facts = model_config(checkpoint.config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
     watch.lap("open")
 
     device = _device(config, choices)
