@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from nanoserve.server.app import create_app
-from nanoserve.server.serve import Server
+from nanoserve.server.serve import Server, serve
 from nanoserve.server.settings import ServerSettings
 from server.fake_engine import FakeEngine
 from server.front_fixtures import byte_tokenizer, error_of, served
@@ -89,6 +91,22 @@ async def test_A33_a_client_that_goes_away_in_its_body() -> None:
             writer.close()
         await asyncio.sleep(0.05)
     assert not engine.requests
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_serve_after_what_runs(number: signal.Signals) -> None:
+    engine = FakeEngine()
+    settings = ServerSettings(port=0, served_model_name=("toy",))
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(create_app(engine, byte_tokenizer(), settings), settings, ready.set_result))
+    reader, writer = await asyncio.open_connection("127.0.0.1", int((await ready).rpartition(":")[2]))
+    engine.script = [ord("a")]
+    writer.write(post("/v1/completions", prompt="a", max_tokens=1000))
+    await until(lambda: bool(engine.running))
+    os.kill(os.getpid(), number)
+    assert b"200 OK" in await reader.readline()
+    writer.close()
+    await serving
 
 
 async def test_A49_a_dead_engine() -> None:
@@ -189,8 +207,10 @@ async def test_metrics_say_what_happened() -> None:
     await front.chat(max_tokens=2)
     await front.chat(foo=1)
     await front.complete("a" * 3000)
+    await front.client.get("/v1/models/other")
     front.engine.dies_after = 0
     await front.chat()
+    await front.client.get("/health")
     found = {}
     for line in (await front.client.get("/metrics")).text.splitlines():
         if not line.startswith("#"):

@@ -49,7 +49,6 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(NanoserveError)
     async def refused(http: Request, error: NanoserveError) -> Response:
-        app.state.front.metrics.rejected(error)
         status = error_status(error)
         return error_response(status, describe(error), {"retry-after": "1"} if status == 429 else None)
 

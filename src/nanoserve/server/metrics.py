@@ -7,12 +7,13 @@ first token, a queue time and a prompt are counted once a prompt; ends and gaps 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nanoserve.core.errors import ContextLengthError, EngineDeadError, NanoserveError, OverloadedError
+from nanoserve.core.errors import ContextLengthError, NanoserveError, RequestError
 from nanoserve.core.request import FinishReason
 from nanoserve.engine.client import AsyncEngine
 
@@ -67,21 +68,26 @@ class Metrics:
         """A choice that did not come to its end."""
         self._ends[reason].inc()
 
-    def rejected(self, error: NanoserveError) -> None:
-        match error:
-            case ContextLengthError():
-                reason = "context_length"
-            case OverloadedError():
-                reason = "overloaded"
-            case EngineDeadError():
-                reason = "unavailable"
-            case _:
-                status = getattr(error, "status", 400)
-                reason = "overloaded" if status == 429 else "unavailable" if status >= 500 else "invalid"
-        self._rejections[reason].inc()
+    @contextmanager
+    def rejections(self) -> Iterator[None]:
+        """Counts a call that ends in an error inside."""
+        try:
+            yield
+        except NanoserveError as error:
+            self._rejections[_reason(error)].inc()
+            raise
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def _reason(error: NanoserveError) -> str:
+    match error:
+        case ContextLengthError():
+            return "context_length"
+        case RequestError() if error.status < 500:
+            return "overloaded" if error.status == 429 else "invalid"
+    return "unavailable"
 
 
 class _EngineCollector(Collector):

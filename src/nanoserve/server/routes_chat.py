@@ -21,6 +21,10 @@ def routes(front: Front) -> APIRouter:
     @router.post("/v1/chat/completions", **documented(ChatBody, ChatCompletion))
     async def chat_completions(http: Request) -> Response:
         """Continue a conversation."""
+        with front.metrics.rejections():
+            return await answer(http)
+
+    async def answer(http: Request) -> Response:
         body = await read_body(http, ChatBody, front.settings)
         model = front.model_name(body.model)
         sampling = body.sampling()

@@ -23,6 +23,10 @@ def routes(front: Front) -> APIRouter:
     @router.post("/v1/completions", **documented(CompletionBody, Completion))
     async def completions(http: Request) -> Response:
         """Continue texts, or lists of token ids."""
+        with front.metrics.rejections():
+            return await answer(http)
+
+    async def answer(http: Request) -> Response:
         body = await read_body(http, CompletionBody, front.settings)
         model = front.model_name(body.model)
         sampling = body.sampling()

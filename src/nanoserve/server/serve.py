@@ -36,6 +36,7 @@ class Server(uvicorn.Server):
             root_path=settings.root_path,
             ssl_keyfile=settings.ssl_keyfile,
             ssl_certfile=settings.ssl_certfile,
+            timeout_keep_alive=75,  # longer than a usual proxy's, so that it is the proxy that closes
             timeout_graceful_shutdown=settings.shutdown_timeout,
             log_level="warning",
             access_log=False,
