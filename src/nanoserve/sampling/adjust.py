@@ -43,10 +43,5 @@ def adjusted(logits: Tensor, row: RowSampling, known: Tensor | None, generated: 
     return x
 
 
-def penalised(row: RowSampling) -> bool:
-    p = row.params
-    return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-
-
 def _put(x: Tensor, ids: Tensor, values: Tensor) -> None:
     x[ids] = values.clamp(max=_LARGEST).float()  # a tiny penalty must not make a +inf; -inf stays a ban

@@ -16,6 +16,7 @@ from nanoserve.core.params import SamplingParams
 from nanoserve.sampling.largest import descending, largest
 
 COLDEST = 1e-30  # a temperature in float32; even logits that differ in their last bit only are far apart by then
+FEW = 64  # a nucleus no larger is found without binning the row
 BINS = 4096
 DEPTH = 40.0  # nats below the largest that the bins span; the last bin holds all the rest
 BLOCK = 256
@@ -52,29 +53,38 @@ def draw(x: Tensor, top: float, params: SamplingParams, u: float) -> int:
         z.div_(max(params.temperature, COLDEST))
     weights = z.exp()  # not normalised: the largest is 1
     if params.top_p < 1.0:
-        _keep_nucleus(x, z, weights, params.top_p)
+        limit = params.top_p * float(weights.sum(dtype=torch.float64))
+        few = _nucleus_of_few(x, weights, limit)
+        if few is None:
+            _zero_outside_nucleus(x, z, weights, limit)
+        else:
+            ids, weights = few if ids is None else ids[few], weights[few]
     if params.min_p > 0.0:
         torch.threshold_(weights, params.min_p * (1 - 2.0**-24), 0.0)  # the float32 before min_p: what is over it stays
     index = _invert(weights, u)
     return index if ids is None else int(ids[index])
 
 
-def _keep_nucleus(x: Tensor, z: Tensor, weights: Tensor, top_p: float) -> None:
-    """Zero the weights [V] of all but the fewest largest tokens that hold top_p of the whole.
+def _nucleus_of_few(x: Tensor, weights: Tensor, limit: float) -> Tensor | None:
+    """Indices, ascending, of the nucleus: the fewest largest tokens whose weights [V] reach the limit. A token is in it
+    if those before it (larger, or equal with a lower id) do not. None where that takes more than FEW tokens."""
+    order = descending(x, largest(x, FEW))
+    reach = weights[order].cumsum(0, dtype=torch.float64)
+    count = int((reach < limit).sum()) + 1
+    return order[:count].sort().values if count <= FEW else None
 
-    A token stays if those before it (larger, or equal with a lower id) hold less than that. To know without sorting
-    them all, weights are summed in bins of z: bins before the one where the sum gets there stay, bins after it go,
-    and only that one is sorted.
-    """
+
+def _zero_outside_nucleus(x: Tensor, z: Tensor, weights: Tensor, limit: float) -> None:
+    """For a nucleus of any size, and without sorting the row: weights are summed in bins of z. Bins before the one
+    where the sum reaches the limit are inside, bins after it outside, and only that one is sorted."""
     bins = (z * (-BINS / DEPTH)).clamp_(max=BINS - 1).floor_()
     mass = torch.zeros(BINS, dtype=torch.float64, device=z.device)
     mass.scatter_add_(0, bins.long(), weights.double()).cumsum_(0)
-    limit = top_p * float(mass[-1])
-    edge_bin = int(torch.searchsorted(mass, limit))
+    edge_bin = min(int(torch.searchsorted(mass, limit)), BINS - 1)
     before = float(mass[edge_bin - 1]) if edge_bin else 0.0
     edge = descending(x, (bins == edge_bin).nonzero()[:, 0])
     reach = before + weights[edge].cumsum(0, dtype=torch.float64)
-    count = int((reach < limit).sum()) + 1  # of the edge's tokens stay
+    count = int((reach < limit).sum()) + 1  # of the edge's tokens are inside
     weights.mul_((edge_bin + 1 - bins).clamp_(0.0, 1.0))  # 1 up to the edge, 0 after it; faster than a mask
     weights[edge[count:]] = 0.0
 

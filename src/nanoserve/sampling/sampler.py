@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.core.plan import FAILED_SAMPLE, TokenLogprobs
-from nanoserve.sampling.adjust import adjusted, penalised
+from nanoserve.sampling.adjust import adjusted
 from nanoserve.sampling.draw import draw, uniform
 from nanoserve.sampling.largest import descending, first_max, largest
 from nanoserve.sampling.params import RowSampling
@@ -61,7 +61,7 @@ class Sampler:
             row, x, top = rows[s], logits[s], tops[s]
             generated = lengths[s] - row.prompt_length
             if row.adjusts(generated):
-                x = adjusted(x, row, tokens(s) if penalised(row) else None, generated)
+                x = adjusted(x, row, tokens(s) if row.penalised else None, generated)
                 adjusted_top, first = first_max(x[None])
                 top, chosen[s] = float(adjusted_top), int(first)
                 if not math.isfinite(top):
