@@ -1,0 +1,1 @@
+"""The HTTP face: OpenAI-compatible routes over an AsyncEngine and a Tokenizer. No tensors."""
