@@ -1,0 +1,1 @@
+"""Kernels for CPUs in C++: quantized matmul, attention, norms."""
