@@ -27,6 +27,7 @@ class _Tracked:
     sequence: Sequence
     arrived: float
     queued: float | None = None  # seconds until its first admission
+    told: bool = False  # its end was reported
 
 
 class Engine:
@@ -111,8 +112,10 @@ class Engine:
         first = bool(tokens) and sequence.generated == len(tokens)
         if len(tracked) > 1 and (first or sequence.finish is not None):
             self._open_siblings(tracked)
-        if sequence.finish is not None and all(t.sequence.finish is not None for t in tracked):
-            del self._requests[sequence.request.id]
+        if sequence.finish is not None:
+            own.told = True
+            if all(other.told for other in tracked):
+                del self._requests[sequence.request.id]
         return Update(
             request_id=sequence.request.id,
             index=sequence.index,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.attention.interface import KVPool
-from nanoserve.core.plan import StepPlan, StepResult
+from nanoserve.core.plan import StepPlan, StepResult, TokenLogprobs
 from nanoserve.models.transformer import Transformer
 from nanoserve.runner.rows import Batch, RowTable
 from nanoserve.sampling.sampler import Sampler
@@ -39,9 +39,9 @@ class Runner:
         assert self._batch is not None, "forward comes before sample"
         rows = self._batch.sample_rows
         sampled: list[tuple[int, ...]] = [()] * len(plan.work)
-        logprobs: list[tuple] = [()] * len(plan.work)
+        logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(plan.work)
         if self._logits is not None:
-            settings = [self.rows.sampling[row] for row in rows]
+            settings = [setting for row in rows if (setting := self.rows.sampling[row]) is not None]
             drawn = self.sampler.sample(
                 self._logits,
                 settings,
