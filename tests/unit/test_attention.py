@@ -3,6 +3,8 @@ written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,15 @@ from nanoserve.attention.sdpa import TILE, SdpaAttention
 BACKENDS = [ReferenceAttention, SdpaAttention]
 # (start, count) of each row: decodes and chunks, fresh and on a cached prefix, at both sides of block borders.
 MIXED = [(0, 1), (15, 1), (0, 17), (16, 16), (16, 1), (7, 5), (31, 1), (0, 2), (63, 1)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for a busy machine's other core make these small cases a hundred times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda kind: kind.__name__)

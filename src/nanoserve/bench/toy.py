@@ -33,10 +33,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 24},
 }
 
-# Standard deviations, over 1/sqrt(inputs). What attention and the feed-forward add must outweigh the embedding it is
-# added to: under a tied head, the token nearest to a hardly touched embedding is that token, for ever repeated. Sharp
-# queries and keys make the output depend on single tokens of the context.
-GAINS = {"q_proj": 2.5, "k_proj": 2.5, "o_proj": 6.0, "down_proj": 8.0}
+# Standard deviations over 1/sqrt(inputs), and means of norms. What attention and the feed-forward add must outweigh
+# the embedding it is added to: under a tied head, the token nearest to a hardly touched embedding is that token, for
+# ever repeated. Sharp queries and keys make the output depend on single tokens of the context.
+GAINS = {"q_proj": 2.5, "k_proj": 2.5, "o_proj": 6.0, "down_proj": 8.0, "q_norm": 2.0, "k_norm": 2.0}
 
 
 def make_toy(folder: Path, family: str = "llama", seed: int = 0, shards: int = 1, **overrides: Any) -> Path:
@@ -84,12 +84,12 @@ def _weights(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
     found = {}
     for parameter in parameters(model_config(config)):
         for part in parameter.parts:
-            noise = torch.randn(part.shape, generator=generator)
+            module = part.name.split(".")[-2]
+            noise, gain = torch.randn(part.shape, generator=generator), GAINS.get(module, 1.0)
             if parameter.is_matrix:
-                gain = GAINS.get(part.name.split(".")[-2], 1.0)
                 found[part.name] = noise * (gain / part.shape[1] ** 0.5)
             else:
-                found[part.name] = noise * 0.1 + (1.0 if "norm" in part.name else 0.0)
+                found[part.name] = noise * 0.1 + (gain if "norm" in module else 0.0)
     return found
 
 
