@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import accumulate
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from nanoserve.core.params import SamplingParams
 from nanoserve.core.plan import FAILED_SAMPLE
 from nanoserve.sampling import reference
-from nanoserve.sampling.draw import BINS, uniform
+from nanoserve.sampling.draw import BINS, draw, uniform
+from nanoserve.sampling.draw import BLOCK as SUM_BLOCK
 from nanoserve.sampling.largest import BLOCK, descending, first_max, largest
 from nanoserve.sampling.params import RowSampling
 from nanoserve.sampling.sampler import Sampled, Sampler
@@ -130,3 +132,28 @@ def test_a_row_of_real_size() -> None:
         found = run(x.expand(8, -1), rows, [[0]] * 8, vocab).ids.tolist()
         odds = reference.distribution(x.tolist(), rows[0])
         assert found == [reference.pick(odds, uniform(s, 1)) for s in range(8)]
+
+
+def test_a_number_at_the_border_of_two_blocks_finds_a_token_with_weight() -> None:
+    """The sum of a block and the running sum of its tokens may round apart."""
+    for seed in range(30):
+        x = torch.randn(20 * SUM_BLOCK, generator=torch.Generator().manual_seed(seed)) * 6
+        blocks = x.view(20, SUM_BLOCK)
+        blocks[:, 0] = blocks[:, -1] = -math.inf
+        top = float(x.max())
+        sums = list(accumulate((blocks - top).exp().sum(1, dtype=torch.float64).tolist()))
+        for block, reached in enumerate(sums[:-1]):
+            token = draw(x, top, SamplingParams(), reached / sums[-1])
+            assert x[token] > -math.inf
+            assert token // SUM_BLOCK in (block, block + 1)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 1.0 - 2.0**-53])
+def test_numbers_and_masses_at_the_very_end(top_p: float) -> None:
+    for seed in range(30):
+        x = torch.randn(3000, generator=torch.Generator().manual_seed(seed)) * 6  # so wide that float64 must round
+        x[2800:] = -math.inf
+        x[[0, 2799]] = top = float(x.max()) + 1.0
+        params = SamplingParams(top_p=top_p)
+        assert draw(x, top, params, 1.0 - 2.0**-53) == 2799
+        assert draw(x, top, params, 2.0**-53) == 0

@@ -80,7 +80,7 @@ def _zero_outside_nucleus(x: Tensor, z: Tensor, weights: Tensor, limit: float) -
     bins = (z * (-BINS / DEPTH)).clamp_(max=BINS - 1).floor_()
     mass = torch.zeros(BINS, dtype=torch.float64, device=z.device)
     mass.scatter_add_(0, bins.long(), weights.double()).cumsum_(0)
-    edge_bin = min(int(torch.searchsorted(mass, limit)), BINS - 1)
+    edge_bin = int(torch.searchsorted(mass, limit))  # BINS where rounding leaves the limit out of reach: all stay
     before = float(mass[edge_bin - 1]) if edge_bin else 0.0
     edge = descending(x, (bins == edge_bin).nonzero()[:, 0])
     reach = before + weights[edge].cumsum(0, dtype=torch.float64)
