@@ -15,6 +15,7 @@ from tokenizers import processors
 from nanoserve.core.errors import CheckpointError, RequestError
 from nanoserve.text.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, gguf_tokenizer
 from nanoserve.text.load import load_tokenizer
+from nanoserve.text.tokenizer import Tokenizer
 from toy_tokenizers import byte_level, id_of, sentencepiece
 
 BYTES, PIECES = byte_level(), sentencepiece()
@@ -50,6 +51,13 @@ def test_bytes_of_tokens():
         assert tokenizer.token_bytes(-1) == b""
         assert tokenizer.decode([tokenizer.vocab_size + 5], skip_special=False) == ""
     assert BYTES.vocab_size == len(BYTES._backend.get_vocab())
+
+
+def test_gaps_among_the_ids():
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 7}, []))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = Tokenizer(backend)
+    assert (tokenizer.vocab_size, tokenizer.token_bytes(7), tokenizer.token_bytes(3)) == (8, b"b", b"")
 
 
 def test_special_tokens_are_left_out_on_request():

@@ -37,7 +37,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         )
         raise CheckpointError(f"{folder} has no tokenizer.json, which the tokenizer is read from{hint}")
     try:
-        backend = Backend.from_str(file.read_text(encoding="utf-8"))
+        backend = Backend.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing narrower
         raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
     backend.no_padding()

@@ -59,8 +59,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added: dict[int, tokenizers.AddedToken] = added
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        # With gaps among the ids their number is not the largest one.
-        self.vocab_size = 1 + max((*added, *backend.get_vocab(with_added_tokens=False).values()), default=-1)
+        self.vocab_size = _vocab_size(backend)
         self._byte_level, self._byte_pieces, self.strips_first_space = _decoder_kind(backend.decoder)
         self._bytes: dict[int, bytes] = {}
         self._marked: dict[frozenset[str], tuple[tokenizers.Tokenizer, dict[int, int]]] = {}
@@ -156,6 +155,14 @@ def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
             "the text holds half of a UTF-16 surrogate pair, which is no character", param="prompt"
         ) from error
     return ids
+
+
+def _vocab_size(backend: tokenizers.Tokenizer) -> int:
+    """One more than the largest id: the number of tokens, unless there are gaps among the ids."""
+    count: int = backend.get_vocab_size()
+    if all(backend.id_to_token(id) is not None for id in range(count)):
+        return count  # without a dictionary of all, which takes a quarter of a second to make
+    return 1 + max(backend.get_vocab().values())
 
 
 def _decoder_kind(decoder: Any) -> tuple[bool, bool, bool]:
