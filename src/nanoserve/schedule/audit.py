@@ -1,44 +1,84 @@
-"""audit: what must hold of a scheduler and its pool between steps. Slow; for tests and for hunting faults."""
+"""audit: what is true of the scheduler's books between any two calls. For tests and debugging; it changes nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
 
-from nanoserve.core.request import State
+from nanoserve.core.request import Sequence, State
+from nanoserve.schedule.blocks import BlockPool
 from nanoserve.schedule.scheduler import Scheduler
 
 
 def audit(scheduler: Scheduler) -> None:
-    """Raises AssertionError that names the broken fact."""
-    _blocks(scheduler)
+    """Raises AssertionError with the facts."""
+    kept = [sequence for sequence in scheduler._holds if sequence.state is State.FINISHED]
+    _pool(scheduler.pool, (sequence.blocks for sequence in [*scheduler.running, *kept]))
     _rows(scheduler)
-    for sequence in scheduler.waiting:
-        assert sequence.state is State.WAITING, f"{sequence.order} waits in state {sequence.state}"
-        assert not sequence.blocks, f"{sequence.order} waits and holds blocks"
-        assert sequence.row is None, f"{sequence.order} waits and holds row {sequence.row}"
-    for queue in (scheduler.waiting, scheduler.running):
-        orders = [sequence.order for sequence in queue]
-        assert orders == sorted(set(orders)), "a queue is out of order or holds a sequence twice"
-
-
-def _blocks(scheduler: Scheduler) -> None:
-    pool = scheduler.pool
-    held = Counter(block for sequence in scheduler.running for block in sequence.blocks)
-    for block in range(pool.num_blocks):
-        assert held[block] == pool.holders[block], f"block {block}: {held[block]} hold it, {pool.holders[block]} noted"
-        assert (block in pool.free) == (held[block] == 0), f"block {block}: free and held, or neither"
+    _queues(scheduler)
+    in_flight = Counter(
+        id(sequence)
+        for flight in scheduler._flights
+        for (sequence, _), work in zip(flight.owners, flight.plan.work, strict=True)
+        if work.samples
+    )
+    for sequence in (*scheduler.running, *scheduler.waiting):
+        name = f"{sequence.request.id}/{sequence.index}"
+        assert sequence.finish is None, f"{name} ended and is {sequence.state}"
+        due = in_flight[id(sequence)]
+        assert sequence.in_flight == due, f"{name}: {sequence.in_flight} samples in its book, {due} on their way"
     for sequence in scheduler.running:
-        assert len(set(sequence.blocks)) == len(sequence.blocks), f"{sequence.order} holds a block twice"
-        room = len(sequence.blocks) * pool.block_size
-        assert sequence.planned + scheduler.config.lookahead * sequence.in_flight <= room, f"{sequence.order}: no room"
-        assert sequence.published <= len(sequence.keys), f"{sequence.order} published without keys"
-    for block, key in enumerate(pool.key_of):
-        assert key is None or pool.block_of[key] == block, f"block {block}: its key names another"
-    assert len(pool.block_of) == sum(key is not None for key in pool.key_of), "a key names a block that lacks it"
+        _running(scheduler, sequence)
+
+
+def _pool(pool: BlockPool, held: Iterable[list[int]]) -> None:
+    holders = Counter(block for blocks in held for block in blocks)
+    for block, count in enumerate(pool._holders):
+        assert count == holders[block], f"block {block} has {holders[block]} holders, and its book says {count}"
+        assert (block in pool._free) == (count == 0), f"block {block} has {count} holders; free: {block in pool._free}"
+        key = pool._key_of[block]
+        assert key is None or pool._block_of.get(key) == block, f"the key of block {block} leads elsewhere"
+    assert len(pool._free) + len(holders) == pool.num_blocks, f"{len(pool._free)} free, {len(holders)} held blocks"
+    known = sum(key is not None for key in pool._key_of)
+    assert known == len(pool._block_of), f"{len(pool._block_of)} keys lead to {known} blocks"
 
 
 def _rows(scheduler: Scheduler) -> None:
-    rows = [-1 if sequence.row is None else sequence.row for sequence in scheduler.running]
-    assert all(sequence.state is State.RUNNING for sequence in scheduler.running), "a running sequence is not"
-    once = sorted([*rows, *scheduler.free_rows]) == list(range(scheduler.config.max_rows))
-    assert once, f"rows {rows} held and {scheduler.free_rows} free are not each row once"
+    rows = [sequence.row for sequence in scheduler.running]
+    assert sorted([*rows, *scheduler._rows], key=str) == sorted(range(scheduler.config.max_rows), key=str), (
+        f"rows {rows} run, {scheduler._rows} are free, of {scheduler.config.max_rows}"
+    )
+    closes = scheduler._closes
+    assert len(set(closes)) == len(closes), f"rows {closes} close, one of them twice"
+    assert set(closes) <= set(scheduler._rows), f"rows {closes} close, of which not all are free: {scheduler._rows}"
+
+
+def _queues(scheduler: Scheduler) -> None:
+    for queue in (scheduler.running, scheduler._ready):
+        for one, other in pairwise(queue):
+            assert one.order < other.order, f"{one.order} stands before {other.order}"
+    ready = {sequence for sequence in scheduler.waiting if not sequence.gates}
+    assert ready == set(scheduler._ready), f"{len(ready)} wait with no gate, {len(scheduler._ready)} are in the queue"
+    for sequence in scheduler.waiting:
+        state = (sequence.state, sequence.row, sequence.blocks, sequence.planned, sequence.published)
+        assert state == (State.WAITING, None, [], 0, 0), f"{sequence.request.id}/{sequence.index} waits with {state}"
+
+
+def _running(scheduler: Scheduler, sequence: Sequence) -> None:
+    name, pool = f"{sequence.request.id}/{sequence.index}", scheduler.pool
+    assert sequence.state is State.RUNNING, f"{name} is {sequence.state} and runs"
+    assert not sequence.gates, f"{name} runs behind gates {sequence.gates}"
+    assert len(set(sequence.blocks)) == len(sequence.blocks), f"{name} has a block twice: {sequence.blocks}"
+    known = len(sequence.tokens) + sequence.in_flight
+    assert sequence.planned <= known, f"{name}: {sequence.planned} tokens planned of {known}"
+    longest = len(sequence.request.prompt) + sequence.request.max_tokens
+    assert known <= longest, f"{name} is to have {known} tokens of {longest}"
+    least, most = (pool.blocks_for(n) for n in (sequence.planned, sequence.planned + scheduler.config.lookahead))
+    assert least <= len(sequence.blocks) <= most, f"{name} has {len(sequence.blocks)} blocks, for {least} to {most}"
+    published = sequence.published
+    assert published <= len(sequence.keys), f"{name}: {published} blocks published, {len(sequence.keys)} keys"
+    assert published * pool.block_size <= sequence.planned, f"{name}: {published} blocks published before their time"
+    for i, block in enumerate(sequence.blocks):
+        key = pool._key_of[block]
+        assert key is None or (i < published and key == sequence.keys[i]), f"{name}: block {i} has another's key"
