@@ -12,7 +12,7 @@ test: .venv/test.done
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: .venv/test.done
-	$(BIN)/ruff format src tests && $(BIN)/ruff check --fix src tests && $(BIN)/mypy && $(BIN)/lint-imports --config importlinter.ini
+	$(BIN)/ruff format src tests && $(BIN)/ruff check --fix src tests && $(BIN)/mypy && $(BIN)/lint-imports importlinter.ini
 
 # torch goes first and by itself: another package that asks for it would take a CUDA build of gigabytes.
 .venv/torch.done: constraints.txt

@@ -31,3 +31,19 @@ def torch_backend(device: torch.device, dtype: torch.dtype) -> Backend:
         return DenseMatrix.place(parts, dtype, device)
 
     return Backend("torch", device, dtype, reference_ops(), SdpaAttention(), place)
+
+
+def native_backend(threads: int) -> Backend:
+    """Our C++ kernels: a CPU, activations in float32, weights as the checkpoint has them. Raises NativeError where
+    they cannot be had."""
+    from nanoserve.attention.sdpa import SdpaAttention
+    from nanoserve.ops.native.library import load
+    from nanoserve.ops.reference import reference_ops
+    from nanoserve.quant.native import BlockMatrix
+
+    library = load(threads)
+
+    def place(parts: Sequence[Weight]) -> Matrix:
+        return BlockMatrix(library, parts)
+
+    return Backend("native", torch.device("cpu"), torch.float32, reference_ops(), SdpaAttention(), place)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_import_contracts_hold() -> None:
-    command = [str(Path(sys.executable).parent / "lint-imports"), "--config", "importlinter.ini", "--no-cache"]
+    command = [str(Path(sys.executable).parent / "lint-imports"), "importlinter.ini", "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -29,6 +29,9 @@ class EngineConfig:
     )
     seed: int = setting(0, "of dummy weights and of requests that bring no seed")
     device: str = setting("auto", "where the model runs", ("auto", "cpu", "cuda"))
+    backend: str = setting(
+        "auto", "which kernels compute: our own C++ ones on a CPU (native), or plain torch", ("auto", "native", "torch")
+    )
     gpu_memory_utilization: float = setting(0.92, "share of the GPU's memory to use")
     kv_cache_memory_bytes: int | None = setting(None, "memory for the KV cache; default: from what is free")
     num_gpu_blocks_override: int | None = setting(None, "number of KV blocks, instead of sizing by memory")

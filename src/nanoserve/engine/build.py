@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,12 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from nanoserve.attention.interface import KVPool
-from nanoserve.backend import torch_backend
+from nanoserve.backend import Backend, native_backend, torch_backend
 from nanoserve.core.config import Decision, EngineConfig
 from nanoserve.core.errors import CheckpointError, ConfigError
 from nanoserve.engine.engine import Engine
 from nanoserve.engine.messages import EngineInfo
-from nanoserve.loading.checkpoint import Checkpoint
 from nanoserve.loading.loader import eos_token_ids, load_weights
 from nanoserve.loading.open import open_checkpoint
 from nanoserve.loading.pull import pull
@@ -22,12 +22,15 @@ from nanoserve.models.config import ModelConfig
 from nanoserve.models.families import model_config
 from nanoserve.models.parameters import parameters
 from nanoserve.models.transformer import Transformer
+from nanoserve.ops.native.library import NativeError
 from nanoserve.runner.memory import available_bytes
 from nanoserve.runner.rows import RowTable
 from nanoserve.runner.runner import Runner
 from nanoserve.sampling.sampler import Sampler
 from nanoserve.schedule.blocks import BlockPool
 from nanoserve.schedule.scheduler import Scheduler, SchedulerConfig
+
+log = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -71,7 +74,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
     watch.lap("open")
 
     device = _device(config, choices)
-    backend = torch_backend(device, _dtype(config, checkpoint, device, choices))
+    backend = _backend(config, device, _dtype(config, device, choices), choices)
     kv_dtype = backend.dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
     weights = load_weights(
         checkpoint,
@@ -126,7 +129,7 @@ def _device(config: EngineConfig, choices: Choices) -> torch.device:
     return torch.device("cpu")
 
 
-def _dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, choices: Choices) -> torch.dtype:
+def _dtype(config: EngineConfig, device: torch.device, choices: Choices) -> torch.dtype:
     if device.type == "cpu":
         if config.dtype == "float16":
             raise ConfigError("--dtype float16 is not served on a CPU (its matmuls are 50 times slower); use float32")
@@ -138,6 +141,25 @@ def _dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device, c
         choices.note("dtype", "bfloat16", "the GPU's fast type with float32's range")
         return torch.bfloat16
     return getattr(torch, config.dtype)  # type: ignore[no-any-return]
+
+
+def _backend(config: EngineConfig, device: torch.device, dtype: torch.dtype, choices: Choices) -> Backend:
+    fits = device.type == "cpu" and dtype == torch.float32
+    if config.backend == "torch" or (config.backend == "auto" and not fits):
+        return torch_backend(device, dtype)
+    if not fits:
+        raise ConfigError("--backend native computes on a CPU in float32; use --backend torch, or --dtype float32")
+    try:
+        backend = native_backend(torch.get_num_threads())
+    except NativeError as error:
+        if config.backend == "native":
+            raise ConfigError(f"--backend native: {error}") from error
+        reason = str(error).splitlines()[0]
+        log.warning("the C++ kernels cannot be had, and plain torch is slower: %s", error)
+        choices.note("backend", "torch", f"the C++ kernels cannot be had: {reason}")
+        return torch_backend(device, dtype)
+    choices.note("backend", "native", f"C++ kernels compiled for this CPU, {torch.get_num_threads()} threads")
+    return backend
 
 
 def _pool_size(
