@@ -43,10 +43,15 @@ class Library:
     a few microseconds, less than handing the interpreter over and back."""
 
     def __init__(self, path: Path, threads: int):
-        p, i, n = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        p, i, f, n = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
         slow, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         self.matmul = _function(slow, "matmul", None, p, p, n, i, p, i, i, p, i)
         self.gather = _function(slow, "gather", n, p, n, i, p, i, p)
+        self.attention = _function(slow, "attention", None, p, p, p, p, p, i, p, i, p, i, p, f, i, f)
+        self.rms_norm = _function(quick, "rms_norm", None, p, p, p, f, i, i, p)
+        self.add_rms_norm = _function(quick, "add_rms_norm", None, p, p, p, p, f, i, i, p, p)
+        self.rotate = _function(quick, "rotate", None, p, p, i, i, p, p, i, i, i, i, p)
+        self.silu_mul = _function(quick, "silu_mul", None, p, p, i, i, p)
         self.threads = threads
         self.pool: int = _function(quick, "pool_create", p, n)(threads)
         os.register_at_fork(after_in_child=lambda: _function(quick, "pool_after_fork", None, p)(self.pool))
@@ -81,7 +86,7 @@ def build(cache: Path) -> Path:
         target = cache / f"native-{_key(compiler)}.so"
         if not target.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            print("nanoserve: compiling the CPU kernels, once, in about 15 s ...", file=sys.stderr, flush=True)
+            print("nanoserve: compiling the CPU kernels, once, in about 20 s ...", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 made = Path(folder) / target.name
                 objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
