@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -62,13 +61,14 @@ class Channel(Generic[Incoming]):
     def receive(self, *, wait: bool) -> list[Incoming]:
         """All messages that are here; with `wait`, at least one read's worth."""
         messages: list[Incoming] = []
-        while wait or select.select([self._sock], [], [], 0)[0]:
+        while True:
             try:
-                data = self._sock.recv(CHUNK)
+                data = self._sock.recv(CHUNK, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return messages
             except OSError as error:
                 raise ChannelClosed from error
             if not data:
                 raise ChannelClosed
             messages += map(self._decoder.decode, self._frames.feed(data))
             wait = False
-        return messages
