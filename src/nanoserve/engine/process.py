@@ -173,7 +173,8 @@ class EngineProcess:
                             on_progress(what, done, total)
                         case Ready(info):
                             self._info = info
-                            ready.set_result(None)
+                            if not ready.done():  # whoever waited may have given up
+                                ready.set_result(None)
                         case Failed(kind, message):
                             failure = _start_error(kind, message)
         self._die(failure, ready)
