@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,8 +75,10 @@ class LLM:
     def __init__(self, model: str = "smollm2-135m-instruct", **settings: Any):
         self.config = EngineConfig(model=model, **settings)
         bars = _Bars()
-        self._engine = build_engine(self.config, bars)
-        bars.close()
+        try:
+            self._engine = build_engine(self.config, bars)
+        finally:
+            bars.close()
         self.tokenizer: Tokenizer = load_tokenizer(Path(self.config.tokenizer or self._engine.info.model))
         # Embedding rows past the tokenizer's last id are padding of the checkpoint's.
         vocab_size = min(self._engine.info.vocab_size, self.tokenizer.vocab_size)
@@ -140,6 +145,8 @@ class LLM:
         job = self._job(prompt, sampling)  # type: ignore[arg-type]
         for _, delta in self._run([job]):
             yield delta
+            if delta.finish is not None:
+                return
 
     # ---- inside
 
@@ -175,21 +182,23 @@ class LLM:
     def _run(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Delta]]:
         """Feed jobs to the engine as it takes them and step it until all have ended. Several of these loops may
         take turns: a step of one moves the others' jobs too."""
-        waiting, running = list(reversed(jobs)), list[_Job]()
+        waiting, running = deque(jobs), list[_Job]()
         try:
             while waiting or running:
-                while waiting and self._feed(waiting[-1], alone=not running):
-                    running.append(waiting.pop())
-                if not any(job.inbox for job in running):
-                    self._step()
+                with _uninterrupted():
+                    while waiting and self._feed(waiting[0]):
+                        running.append(waiting.popleft())
+                    if not any(job.inbox for job in running):
+                        self._step()
                 for job in running:
                     while job.inbox:
                         yield job, job.inbox.popleft()
                 running = [job for job in running if job.unfinished or job.inbox]
         finally:
-            for job in running:
-                self._jobs.pop(job.request.id, None)
-                self._engine.abort(job.request.id)
+            with _uninterrupted():
+                for job in running:
+                    self._jobs.pop(job.request.id, None)
+                    self._engine.abort(job.request.id)
 
     def _step(self) -> None:
         for update in self._engine.step():
@@ -203,11 +212,12 @@ class LLM:
             if not job.unfinished:
                 del self._jobs[update.request_id]
 
-    def _feed(self, job: _Job, *, alone: bool) -> bool:
+    def _feed(self, job: _Job) -> bool:
+        """False: the queue is full, and has room later."""
         try:
             self._engine.add(job.request)
         except OverloadedError:
-            if alone:
+            if self._engine.idle:
                 raise
             return False
         self._jobs[job.request.id] = job
@@ -255,6 +265,23 @@ class _Bars:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: half a step would leave the engine's books torn."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield  # not Python's to handle, or no Python code here is ever interrupted
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
