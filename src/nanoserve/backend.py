@@ -36,9 +36,9 @@ def torch_backend(device: torch.device, dtype: torch.dtype) -> Backend:
 def native_backend(threads: int) -> Backend:
     """Our C++ kernels: a CPU, activations in float32, weights as the checkpoint has them. Raises NativeError where
     they cannot be had."""
-    from nanoserve.attention.sdpa import SdpaAttention
+    from nanoserve.attention.native import NativeAttention
     from nanoserve.ops.native.library import load
-    from nanoserve.ops.reference import reference_ops
+    from nanoserve.ops.native.ops import native_ops
     from nanoserve.quant.native import BlockMatrix
 
     library = load(threads)
@@ -46,4 +46,4 @@ def native_backend(threads: int) -> Backend:
     def place(parts: Sequence[Weight]) -> Matrix:
         return BlockMatrix(library, parts)
 
-    return Backend("native", torch.device("cpu"), torch.float32, reference_ops(), SdpaAttention(), place)
+    return Backend("native", torch.device("cpu"), torch.float32, native_ops(library), NativeAttention(library), place)
