@@ -78,11 +78,13 @@ static INLINE void multiply_tile(const float* a, int64_t lda, int depth, const t
         for (int i = 0; i < NV; i++) store(c + m * ldc + i * LANES, acc[m][i]);
 }
 
+// Accumulators and operands fill the registers: 6 x 2 vectors for many rows, 3 x 4 for the heads of one query.
 template <class C, int MR>
 static void multiply_rows(const float* a, int64_t lda, int depth, const typename C::T* const* b, int64_t width, float* c,
                           int64_t ldc, bool add) {
+    constexpr int NV = MR == 6 ? 2 : 4;
     int64_t at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES) multiply_tile<C, MR, 4>(a, lda, depth, b, at, c + at, ldc, add);
+    for (; at + NV * LANES <= width; at += NV * LANES) multiply_tile<C, MR, NV>(a, lda, depth, b, at, c + at, ldc, add);
     for (; at + LANES <= width; at += LANES) multiply_tile<C, MR, 1>(a, lda, depth, b, at, c + at, ldc, add);
 }
 
@@ -90,10 +92,18 @@ static void multiply_rows(const float* a, int64_t lda, int depth, const typename
 template <class C>
 static void multiply(const float* a, int64_t lda, int rows, int depth, const typename C::T* const* b, int64_t width,
                      float* c, int64_t ldc, bool add) {
-    int m = 0;
-    for (; m + 3 <= rows; m += 3) multiply_rows<C, 3>(a + m * lda, lda, depth, b, width, c + m * ldc, ldc, add);
-    if (rows - m == 2) multiply_rows<C, 2>(a + m * lda, lda, depth, b, width, c + m * ldc, ldc, add);
-    if (rows - m == 1) multiply_rows<C, 1>(a + m * lda, lda, depth, b, width, c + m * ldc, ldc, add);
+    for (int m = 0; m < rows;) {
+        int left = rows - m, count = left >= 6 ? 6 : left >= 3 ? 3 : left;
+        const float* from = a + m * lda;
+        float* to = c + m * ldc;
+        switch (count) {
+            case 1: multiply_rows<C, 1>(from, lda, depth, b, width, to, ldc, add); break;
+            case 2: multiply_rows<C, 2>(from, lda, depth, b, width, to, ldc, add); break;
+            case 3: multiply_rows<C, 3>(from, lda, depth, b, width, to, ldc, add); break;
+            case 6: multiply_rows<C, 6>(from, lda, depth, b, width, to, ldc, add); break;
+        }
+        m += count;
+    }
 }
 
 // scores[r][j] = q[r] . key[j] for MR rows; dim is a multiple of LANES.
