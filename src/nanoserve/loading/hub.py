@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from nanoserve.core.errors import PullError
 
@@ -31,27 +32,34 @@ def fetch_hub(name: str, revision: str | None) -> Path:
         raise PullError(f"no {repo} there, or it is private; for a private one log in or set HF_TOKEN") from error
     except RevisionNotFoundError as error:
         raise PullError(f"{repo} has no revision {revision}") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise PullError("it cannot be reached, or is switched off, and its cache has no copy") from error
+    except OfflineModeIsEnabled as error:
+        raise PullError("its offline mode is on (HF_HUB_OFFLINE), and its cache has no copy") from error
+    except LocalEntryNotFoundError as error:
+        raise PullError("it cannot be reached, or its offline mode is on, and its cache has no copy") from error
     except EntryNotFoundError as error:
         raise PullError(f"{repo} has no file {file}") from error
     except _hub_errors() as error:
-        raise PullError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        first = str(error).partition("\n")[0]
+        raise PullError(f"not reached ({type(error).__name__}: {first}), and its cache has no copy") from error
 
 
 def _fetch_repo(repo: str, revision: str | None) -> Path:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
+    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": WANTED, "ignore_patterns": UNWANTED}
     try:
-        files = [file for file in HfApi().list_repo_files(repo, revision=revision) if "/" not in file]
+        listed = HfApi().model_info(repo, revision=revision).siblings or []
+        files = [file.rfilename for file in listed if "/" not in file.rfilename]
     except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
-    except _hub_errors():  # not reached: what the cache has will do
-        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
-        files = [file.name for file in folder.iterdir()]
+    except _hub_errors() as error:  # not reached: what the cache has will do
+        try:
+            files = [file.name for file in Path(snapshot_download(repo, **wanted, local_files_only=True)).iterdir()]
+        except LocalEntryNotFoundError:
+            raise error from None
     if any(file.endswith(".safetensors") for file in files):
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        return Path(snapshot_download(repo, **wanted))
     ggufs = sorted(file for file in files if file.endswith(".gguf"))
     if not ggufs:
         raise PullError(f"{repo} has neither safetensors nor GGUF files")

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 DEFAULT_INDEX = "https://pypi.org/simple"
 SIMPLE_API = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 TIMEOUT = 30  # seconds without a byte
-STALLS = 5  # connections in a row that may bring nothing
+STALLS = 5  # connections in a row that bring nothing new
 CHUNK = 1 << 18
 MAX_PAGE = 64 << 20
 # What says that packages come from more than one index, or that only pip can reach it.
@@ -93,24 +93,25 @@ def find_file(index_url: str, package: str, filename: str) -> IndexFile:
 
 def download(url: str, path: Path, size: int, progress: Callable[[int, int], None]) -> None:
     """Make `path` hold the file, of `size` bytes, going on from what it holds. An OSError of the file system passes."""
-    stalls = 0
+    stalls = most = 0
     with path.open("ab") as out:
-        while (have := out.tell()) < size:
+        while out.tell() < size:
+            reason = "the connection ended"
             try:
                 _append(url, out, size, progress)
-            except urllib.error.HTTPError as error:
-                if error.code != 416:
-                    raise Unreachable(f"{_shown(url)}: {_reason(error)}") from error
-                _empty(out)
-                stalls += 1
-            except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-                stalls = 0 if out.tell() > have else stalls + 1
-                if stalls > STALLS or isinstance(error, urllib.error.URLError):
-                    raise Unreachable(f"{_shown(url)}: {_reason(error)}") from error
-            else:
-                stalls = 0 if out.tell() > have else stalls + 1
+            except urllib.error.URLError as error:
+                if isinstance(error, urllib.error.HTTPError) and error.code == 416:
+                    _empty(out)
+                    reason = f"it has not the {size:,} bytes that it should"
+                else:
+                    reason = _reason(error)
+                raise Unreachable(f"{_shown(url)}: {reason}") from error
+            except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+                reason = _reason(error)
+            stalls = 0 if out.tell() > most else stalls + 1
+            most = max(most, out.tell())
             if stalls > STALLS:
-                raise Unreachable(f"{_shown(url)}: ended after {out.tell():,} of {size:,} bytes")
+                raise Unreachable(f"{_shown(url)}: {reason} after {most:,} of {size:,} bytes")
 
 
 def _append(url: str, out: Any, size: int, progress: Callable[[int, int], None]) -> None:
