@@ -1,0 +1,1 @@
+"""Who is computed next, and in whose KV blocks. No tensors."""
