@@ -353,14 +353,14 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if reason in (FinishReason.ABORT, FinishReason.ERROR):
+            self._holds.discard(sequence)
         if sequence.state is State.WAITING:
             self._dequeue(sequence)
         else:
             if reason is FinishReason.ERROR:  # its KV may be the cause: nobody is to inherit it
                 self.pool.withdraw(sequence.blocks)
-            keep = sequence in self._holds and reason in (FinishReason.STOP, FinishReason.LENGTH)
-            self._leave_row(sequence, keep)
-        self._holds.discard(sequence)
+            self._leave_row(sequence, keep_blocks=sequence in self._holds)
         sequence.state, sequence.finish = State.FINISHED, reason
 
     def _leave_row(self, sequence: Sequence, keep_blocks: bool = False) -> None:
