@@ -7,7 +7,6 @@
 //
 // Pool layout: [block][kv head][slot][D], as float32 or bfloat16; queries and results are float32.
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <vector>
 
@@ -328,18 +327,12 @@ static void attend(Pool& pool, const Step& s, const Layer& l) {
         }
     }
     std::vector<float> partials(partial);
-    if (s.tokens <= 16) {
-        for (int64_t token = 0; token < s.tokens; token++) write<C>(s, l, token);
-    } else {
-        pool.run([&](int index, int size) {
-            for (int64_t t = s.tokens * index / size; t < s.tokens * (index + 1) / size; t++) write<C>(s, l, t);
-        });
-    }
-    std::atomic<size_t> next{0};
-    pool.run([&](int, int) {
-        Worker<C> worker(s, l);
-        for (size_t i; (i = next.fetch_add(1)) < tasks.size();) worker.run(tasks[i], partials.data());
+    int64_t chunks = (s.tokens + 15) / 16;
+    pool.run(chunks, [&](int64_t chunk, int) {
+        for (int64_t t = chunk * 16; t < std::min(chunk * 16 + 16, s.tokens); t++) write<C>(s, l, t);
     });
+    std::vector<Worker<C>> workers(pool.size(), Worker<C>(s, l));
+    pool.run((int64_t)tasks.size(), [&](int64_t i, int thread) { workers[thread].run(tasks[i], partials.data()); });
     for (auto& [first, splits] : merges) merge(s, l, &tasks[first], splits, partials.data());
 }
 

@@ -23,10 +23,10 @@ struct Part {
     int64_t format;
 };
 
-constexpr int MAX_MR = 4;
 constexpr int PANEL = 24;    // rows of W that are handled together; a multiple of every NR below
 constexpr int DEPTH = 2048;  // columns of a stretch; a multiple of 256, the longest block
 constexpr int FEW = 4;       // up to so many rows of x, W is decoded in registers
+constexpr int PIECES = 8;    // that a thread should find to do: small enough to end together
 
 // Rows of W in a tile, by rows of x: accumulators plus operands fill the registers.
 constexpr int tile_rows(int mr, bool decoding) {
@@ -159,30 +159,34 @@ void slab(const float* x, int64_t ldx, int64_t M, const uint8_t* w, int64_t row_
     }
 }
 
+// Rows of a part that one thread takes at a time. `column` is where the part begins in y.
+struct Piece {
+    const Part* part;
+    int64_t begin, end, column;
+};
+
 extern "C" {
 
 // x: M rows of K floats, ldx floats apart; y the same with ldy, its columns in the order of the parts' rows.
 void matmul(void* pool, const Part* parts, int num_parts, int64_t K, const float* x, int64_t ldx, int64_t M, float* y,
             int64_t ldy) {
-    int64_t slabs = 0;
+    std::vector<Piece> pieces;
+    int64_t slabs = 0, column = 0;
     for (int p = 0; p < num_parts; p++) slabs += (parts[p].rows + PANEL - 1) / PANEL;
-    ((Pool*)pool)->run([&](int index, int size) {
-        std::vector<float> scratch;
-        int64_t begin = slabs * index / size, end = slabs * (index + 1) / size, at = 0, column = 0;
-        for (int p = 0; p < num_parts; p++) {
-            const Part& part = parts[p];
-            int64_t count = (part.rows + PANEL - 1) / PANEL;
-            int64_t from = std::max<int64_t>(begin - at, 0), to = std::min(end - at, count);
-            with_format((int)part.format, [&](auto format) {
-                for (int64_t s = from; s < to; s++) {
-                    int rows = (int)std::min<int64_t>(PANEL, part.rows - s * PANEL);
-                    slab<decltype(format)>(x, ldx, M, part.data + s * PANEL * part.row_bytes, part.row_bytes, rows, K,
-                                           y + column + s * PANEL, ldy, scratch);
-                }
-            });
-            at += count;
-            column += part.rows;
-        }
+    int64_t most = PANEL * std::max<int64_t>(1, slabs / (((Pool*)pool)->size() * PIECES));
+    for (int p = 0; p < num_parts; column += parts[p++].rows)
+        for (int64_t row = 0; row < parts[p].rows; row += most)
+            pieces.push_back({&parts[p], row, std::min(row + most, parts[p].rows), column});
+    std::vector<std::vector<float>> scratch(((Pool*)pool)->size());
+    ((Pool*)pool)->run((int64_t)pieces.size(), [&](int64_t item, int thread) {
+        const Piece& piece = pieces[item];
+        const Part& part = *piece.part;
+        with_format((int)part.format, [&](auto format) {
+            for (int64_t row = piece.begin; row < piece.end; row += PANEL)
+                slab<decltype(format)>(x, ldx, M, part.data + row * part.row_bytes, part.row_bytes,
+                                       (int)std::min<int64_t>(PANEL, piece.end - row), K, y + piece.column + row, ldy,
+                                       scratch[thread]);
+        });
     });
 }
 

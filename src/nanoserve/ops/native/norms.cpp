@@ -13,8 +13,9 @@ static void for_rows(void* pool, int64_t rows, int64_t width, F&& f) {
     if (rows * width <= ALONE) {
         for (int64_t row = 0; row < rows; row++) f(row);
     } else {
-        ((Pool*)pool)->run([&](int index, int size) {
-            for (int64_t row = rows * index / size; row < rows * (index + 1) / size; row++) f(row);
+        int64_t some = std::max<int64_t>(1, ALONE / 4 / width);
+        ((Pool*)pool)->run((rows + some - 1) / some, [&](int64_t item, int) {
+            for (int64_t row = item * some; row < std::min((item + 1) * some, rows); row++) f(row);
         });
     }
 }
