@@ -18,7 +18,7 @@ GARBAGE = -1
 
 
 def root(salt: str) -> int:
-    return hash(tuple(salt.encode()))
+    return hash(tuple(map(ord, salt)))
 
 
 def prefixes(start: int, tokens: Iterable[int]) -> list[int]:
