@@ -17,19 +17,19 @@ def audit(scheduler: Scheduler) -> None:
     _pool(scheduler.pool, (sequence.blocks for sequence in [*scheduler.running, *kept]))
     _rows(scheduler)
     _queues(scheduler)
-    in_flight = Counter(
-        id(sequence)
-        for flight in scheduler._flights
-        for (sequence, _), work in zip(flight.owners, flight.plan.work, strict=True)
-        if work.samples
-    )
+    in_flight: Counter[Sequence] = Counter()
+    computed = {sequence: sequence.planned for sequence in scheduler.running}  # by steps that were committed
+    for flight in reversed(scheduler._flights):
+        for (sequence, preemptions), work in zip(flight.owners, flight.plan.work, strict=True):
+            in_flight[sequence] += work.samples
+            if sequence in computed and sequence.preemptions == preemptions:
+                computed[sequence] = work.start
     for sequence in (*scheduler.running, *scheduler.waiting):
-        name = f"{sequence.request.id}/{sequence.index}"
+        name, due = f"{sequence.request.id}/{sequence.index}", in_flight[sequence]
         assert sequence.finish is None, f"{name} ended and is {sequence.state}"
-        due = in_flight[id(sequence)]
         assert sequence.in_flight == due, f"{name}: {sequence.in_flight} samples in its book, {due} on their way"
     for sequence in scheduler.running:
-        _running(scheduler, sequence)
+        _running(scheduler, sequence, computed[sequence])
 
 
 def _pool(pool: BlockPool, held: Iterable[list[int]]) -> None:
@@ -65,7 +65,7 @@ def _queues(scheduler: Scheduler) -> None:
         assert state == (State.WAITING, None, [], 0, 0), f"{sequence.request.id}/{sequence.index} waits with {state}"
 
 
-def _running(scheduler: Scheduler, sequence: Sequence) -> None:
+def _running(scheduler: Scheduler, sequence: Sequence, computed: int) -> None:
     name, pool = f"{sequence.request.id}/{sequence.index}", scheduler.pool
     assert sequence.state is State.RUNNING, f"{name} is {sequence.state} and runs"
     assert not sequence.gates, f"{name} runs behind gates {sequence.gates}"
@@ -78,7 +78,7 @@ def _running(scheduler: Scheduler, sequence: Sequence) -> None:
     assert least <= len(sequence.blocks) <= most, f"{name} has {len(sequence.blocks)} blocks, for {least} to {most}"
     published = sequence.published
     assert published <= len(sequence.keys), f"{name}: {published} blocks published, {len(sequence.keys)} keys"
-    assert published * pool.block_size <= sequence.planned, f"{name}: {published} blocks published before their time"
+    assert published * pool.block_size <= computed, f"{name}: {published} blocks published, {computed} tokens computed"
     for i, block in enumerate(sequence.blocks):
         key = pool._key_of[block]
         assert key is None or (i < published and key == sequence.keys[i]), f"{name}: block {i} has another's key"
