@@ -129,7 +129,7 @@ class FakeDevice:
             encoded += prefixes(row.prefixes[-1], drafts) if drafts else []
             self._write(row, start, [GARBAGE] * count if row.broken else encoded)
             self.num_computed += count
-            tokens = self._sample(row, drafts) if samples else ()
+            tokens = self._sample(row, drafts, start) if samples else ()
             sampled.append(tokens)
             asked = row.opening.sampling.logprobs is not None
             first = len(row.tokens) - len(tokens)
@@ -163,11 +163,14 @@ class FakeDevice:
             prefix = hash((prefix, drafts[-1]))
         return drafts
 
-    def _sample(self, row: _Row, drafts: list[int]) -> tuple[int, ...]:
-        """Accept drafts as long as they are right, then one token more."""
+    def _sample(self, row: _Row, drafts: list[int], start: int) -> tuple[int, ...]:
+        """Accept drafts as long as they are right, then one token more. `start`: where the work of this step began."""
         tokens = []
+        end = len(row.tokens) + len(drafts)
         for draft in (*drafts, None):
             if self._failing_samples and self._random() < self._failing_samples:
+                doubtful = len(row.tokens) - 1 if tokens else start  # nobody knows where it began to be not finite
+                self._write(row, doubtful, [GARBAGE] * (end - doubtful))
                 tokens.append(FAILED_SAMPLE)
                 row.append(0)
                 row.broken = True

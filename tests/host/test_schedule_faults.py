@@ -97,6 +97,8 @@ SCHEDULER = [
           "sequence.finish = FinishReason.STOP\n                return sampled"),
     Fault("logprobs are not cut with the tokens", "scheduler.py", "logprobs[: len(kept)]", "logprobs"),
     Fault("a failed sample is a token", "scheduler.py", "if token < 0:", "if False:"),
+    Fault("KV that gave no sample is inherited", "scheduler.py",
+          "                self.pool.withdraw(sequence.blocks)\n", "                pass\n"),
     Fault("a failed step ends nobody", "scheduler.py", "                self._end(sequence, FinishReason.ERROR)\n", ""),
     Fault("an aborted sequence still makes news", "scheduler.py",
           "if sequence.finish is not None:  # by an abort", "if False:  # by an abort"),
