@@ -185,6 +185,24 @@ def test_a_decode_behind_a_long_prompt_gets_its_share() -> None:
     assert [work.num_tokens for work in plan.work] == [7, 1]
 
 
+def test_what_decodes_leave_goes_to_running_prompts_in_order_then_to_newcomers() -> None:
+    world = World(max_step_tokens=10)
+    world.add([1, 2, 3], 30)
+    world.step()
+    world.add(range(12))
+    world.add(range(20, 32))
+    assert [work.num_tokens for work in world.step().work] == [1, 9]
+    assert [work.num_tokens for work in world.step().work] == [1, 3, 6]
+
+
+def test_blocks_come_with_the_chunk_that_needs_them() -> None:
+    world = World(block_size=4, max_rows=1, max_step_tokens=6)
+    sequence = world.add(range(13))
+    for blocks in (2, 3, 4):
+        world.step()
+        assert len(sequence.blocks) == blocks
+
+
 def test_smaller_priority_values_go_first_then_who_came_first() -> None:
     world = World(max_rows=1)
     order = [world.add([1, 2, 3], 1, priority=p) for p in (5, 0, -5, 0)]
@@ -206,6 +224,19 @@ def test_the_small_do_not_starve_the_large() -> None:
         assert all(s.state is State.WAITING for s in small)
     world.drain()
     assert all(world.is_right(s) for s in (first, large, *small))
+
+
+@pytest.mark.parametrize(("length", "starts"), [(6, True), (7, False)])
+def test_nobody_starts_who_would_be_preempted_at_once(length: int, starts: bool) -> None:
+    world = World(num_blocks=6, block_size=2)
+    old = world.add([1, 2, 3], 9)
+    world.step()  # 2 blocks of 6; one more is kept free for it
+    newcomer = world.add(range(10, 10 + length), 2)
+    world.step()
+    assert (newcomer.state is State.RUNNING) == starts
+    world.drain()
+    assert world.is_right(old)
+    assert world.is_right(newcomer)
 
 
 # ---- preemption
@@ -305,6 +336,50 @@ def test_A37_two_equal_prompts_in_one_step_share_nothing_unwritten() -> None:
     assert all(world.is_right(s) for s in pair)
 
 
+def test_A37_nothing_is_found_of_a_step_that_is_still_on_its_way() -> None:
+    world = World(block_size=4, max_step_tokens=48)
+    first = world.add(range(12), 3)
+    world.launch()
+    second = world.add(range(12), 3)
+    world.launch()
+    world.land()
+    third = world.add(range(12), 3)
+    world.drain()
+    assert [s.cached for s in (first, second, third)] == [0, 0, 8]
+    assert all(world.is_right(s) for s in (first, second, third))
+
+
+@pytest.mark.parametrize(("steps", "in_flight", "found"), [(0, False, 0), (0, True, 0), (1, False, 4), (3, False, 8)])
+def test_A37_the_first_of_two_equal_prompts_is_aborted(steps: int, in_flight: bool, found: int) -> None:
+    """Before, during or after its prefill: the second finds what was computed, and no more."""
+    world = World(block_size=4, max_step_tokens=5)
+    first, second = world.add(range(12), 3), world.add(range(12), 3)
+    for _ in range(steps):
+        world.step()
+    if in_flight:
+        world.launch()
+    world.scheduler.abort(first)
+    world.drain()
+    third = world.add(range(12), 3)
+    world.drain()
+    assert (second.cached, third.cached) == (found, 8)
+    assert world.is_right(second)
+    assert world.is_right(third)
+
+
+def test_A37_nothing_is_found_of_a_failed_step() -> None:
+    world = World(block_size=4)
+    first = world.add(range(12), 3)
+    world.launch()
+    world.ahead.clear()
+    world.device.kv = [-1] * len(world.device.kv)
+    assert world.scheduler.fail(0) == [first]
+    second = world.add(range(12), 3)
+    world.drain()
+    assert second.cached == 0
+    assert world.is_right(second)
+
+
 def test_A37_an_evicted_block_is_not_found() -> None:
     world = World(num_blocks=4, block_size=4, max_len=16)
     world.add(range(12), 4)
@@ -375,6 +450,22 @@ def test_the_prompt_of_n_continuations_is_hashed_once(monkeypatch: pytest.Monkey
     assert len(hashed) == 11  # the salt and ten blocks
     assert len({tuple(s.keys) for s in sequences}) == 1
     assert len({id(s.keys) for s in sequences}) == 8
+
+
+def test_continuations_share_the_blocks_of_their_prompt() -> None:
+    world = World(num_blocks=8, block_size=4)
+    request = Request(id="n", prompt=tuple(range(13)), sampling=SamplingParams(n=3), max_tokens=3)
+    first, *others = (world.scheduler.add(request, i, i, frozenset(["sibling"] if i else [])) for i in range(3))
+    world.told |= {s: [] for s in (first, *others)}
+    world.step()
+    for sequence in others:
+        world.scheduler.open_gate(sequence, "sibling")
+    assert [work.num_tokens for work in world.step().work] == [1, 1, 1]
+    assert first.blocks[:3] == others[0].blocks[:3] == others[1].blocks[:3]
+    assert world.scheduler.pool.num_free == 8 - 3 - 3
+    world.drain()
+    assert all(world.is_right(s) for s in (first, *others))
+    assert len({tuple(s.tokens) for s in (first, *others)}) == 3
 
 
 # ---- one step ahead, drafts
@@ -537,6 +628,47 @@ def test_A33_abort_at_any_time_frees_everything_and_is_no_news(moment: int, dept
     assert gone.finish is (ended or FinishReason.ABORT)
     assert world.is_right(kept)
     assert world.is_right(newcomer)
+
+
+def test_A33_abort_of_one_that_was_preempted() -> None:
+    world = World(num_blocks=6, block_size=4)
+    kept, gone = world.add(range(6), 14), world.add(range(10, 16), 12)
+    while not gone.preemptions:
+        world.step()
+    told = list(world.told[gone])
+    world.scheduler.abort(gone)
+    audit(world.scheduler)
+    world.drain()
+    assert gone.finish is FinishReason.ABORT
+    assert world.told[gone] == told
+    assert world.is_right(kept)
+
+
+def test_A05_each_stops_at_its_own_ids() -> None:
+    world = World()
+    a, _, b, *_ = tokens = continuation(world.add(range(4)).request, 0, VOCAB)[0]
+    assert len({*tokens[:3]}) == 3
+    stops = [{a, b}, {b}, {-1}]
+    sequences = [world.add(range(4), stop_ids=frozenset(ids)) for ids in stops]
+    world.drain()
+    ends = [FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH]
+    assert [(world.told[s], s.finish) for s in sequences] == list(
+        zip([tokens[:1], tokens[:3], tokens], ends, strict=True)
+    )
+
+
+def test_a_row_is_opened_with_all_the_device_must_know_and_closed_in_the_next_step() -> None:
+    world = World(block_size=4)
+    sampling = SamplingParams(temperature=0.5, min_tokens=1)
+    world.add(range(6), 1, sampling=sampling, stop_ids=frozenset({7}), seed=5)
+    [opening] = world.step().opens
+    assert (opening.row, opening.tokens, opening.prompt_length, opening.computed) == (0, tuple(range(6)), 6, 0)
+    assert (opening.sampling, opening.seed, opening.stop_ids) == (sampling, 5, frozenset({7}))
+    assert len(opening.blocks) == 2
+    assert not world.launch(), "no step, so nothing tells the device yet"
+    world.add(range(6), 1)
+    world.step()
+    assert [(plan.number, plan.closes) for plan in world.plans] == [(0, []), (1, [0])]
 
 
 # ---- gates and holds
