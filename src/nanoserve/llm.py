@@ -98,7 +98,7 @@ class LLM:
         """Continue each prompt (text or token ids); results come in the order of the prompts. One SamplingParams
         serves all, or there is one for each. Raises RequestError, before anything runs, where one cannot be served."""
         many = _as_prompts(prompts)
-        params = _one_each(sampling_params, len(many))
+        params = _one_each(sampling_params or self.default_sampling_params(), len(many))
         jobs = [self._job(prompt, sampling) for prompt, sampling in zip(many, params, strict=True)]
         return self._finish(jobs, use_tqdm)
 
@@ -139,7 +139,7 @@ class LLM:
         """The pieces of one answer as they come. Leaving the loop early ends the work."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
             prompt = self._render(prompt, self._template)
-        sampling = sampling_params or SamplingParams()
+        sampling = sampling_params or self.default_sampling_params()
         if sampling.n != 1:
             raise RequestError("a stream has one continuation; n must be 1", param="n")
         job = self._job(prompt, sampling)  # type: ignore[arg-type]
@@ -147,6 +147,10 @@ class LLM:
             yield delta
             if delta.finish is not None:
                 return
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What is used where none are given: as the model's makers recommend, or SamplingParams()."""
+        return SamplingParams(**self.info.sampling_defaults)  # type: ignore[arg-type]
 
     # ---- inside
 
@@ -290,9 +294,9 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _one_each(params: SamplingParams | Iterable[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+def _one_each(params: SamplingParams | Iterable[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
     each = list(params)
     if len(each) != count:
         raise RequestError(f"{count} prompts came with {len(each)} SamplingParams", param="sampling_params")

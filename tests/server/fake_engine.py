@@ -17,6 +17,7 @@ class FakeEngine:
     def __init__(self, *, max_model_len: int = 2048, vocab_size: int = 320):
         self.info = EngineInfo(
             model="/models/toy.gguf", family="llama", vocab_size=vocab_size, max_model_len=max_model_len,
+            sampling_defaults={},
             eos_token_ids=(END,), num_blocks=64, block_size=16, num_parameters=1, weight_bytes=1,
             kv_bytes_per_token=1, decisions=(), seconds={},
         )  # fmt: skip

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from nanoserve.core.errors import CheckpointError
+from nanoserve.loading.generation import eos_token_ids
 from nanoserve.loading.gguf_checkpoint import GgufCheckpoint, hugging_face_name
-from nanoserve.loading.loader import eos_token_ids, load_weights
+from nanoserve.loading.loader import load_weights
 from nanoserve.models.families import model_config
 from nanoserve.models.parameters import parameters
 from nanoserve.quant.gguf import Q4_0, Q8_0

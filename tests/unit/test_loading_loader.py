@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from nanoserve.core.errors import CheckpointError
-from nanoserve.loading.loader import eos_token_ids, load_weights
+from nanoserve.loading.generation import eos_token_ids
+from nanoserve.loading.loader import load_weights
 from nanoserve.models.parameters import Parameter, Part
 from nanoserve.quant.gguf import Q8_0
 from nanoserve.quant.weight import DenseMatrix, Weight

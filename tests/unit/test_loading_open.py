@@ -7,13 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from nanoserve.bench.toy import make_toy
 from nanoserve.core.errors import CheckpointError
 from nanoserve.loading.dummy import DummyCheckpoint
+from nanoserve.loading.generation import sampling_defaults
 from nanoserve.loading.gguf_checkpoint import GgufCheckpoint
 from nanoserve.loading.loader import load_weights
 from nanoserve.loading.open import open_checkpoint
@@ -101,7 +104,7 @@ def test_opening_imports_no_torch(tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "hf" / "model.safetensors")
     code = (
         "import sys; from pathlib import Path; from nanoserve.loading.open import open_checkpoint\n"
-        "from nanoserve.loading.loader import eos_token_ids\n"
+        "from nanoserve.loading.generation import eos_token_ids\n"
         "for path in sys.argv[1:]: eos_token_ids(open_checkpoint(Path(path)))\n"
         "assert 'torch' not in sys.modules"
     )
@@ -131,3 +134,13 @@ def test_dummy_weights_for_the_facts_of_a_gguf(tmp_path):
     real, dummy = open_checkpoint(tmp_path), open_checkpoint(tmp_path, "dummy")
     assert dummy.config == real.config
     assert dummy.names == real.names
+
+
+def test_sampling_defaults_are_the_generation_configs(tmp_path: Path) -> None:
+    folder = make_toy(tmp_path / "toy")
+    config = folder / "generation_config.json"
+    config.write_text(json.dumps({"eos_token_id": 2, "temperature": 0.6, "top_k": 20, "max_length": 9, "top_p": None}))
+    assert sampling_defaults(open_checkpoint(folder)) == {"temperature": 0.6, "top_k": 20}
+    config.write_text(json.dumps({"temperature": -1}))
+    with pytest.raises(CheckpointError, match="temperature"):
+        sampling_defaults(open_checkpoint(folder))

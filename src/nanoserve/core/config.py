@@ -22,6 +22,11 @@ class EngineConfig:
     tokenizer: str | None = setting(None, "folder or file to take the tokenizer from, where it is not the model's")
     revision: str | None = setting(None, "branch, tag or commit of a Hugging Face model")
     dtype: str = setting("auto", "type of weights and activations", DTYPES)
+    generation_config: str = setting(
+        "auto",
+        "sampling where a request leaves it open: as the model's makers recommend (auto), or OpenAI's (none)",
+        ("auto", "none"),
+    )
     load_format: str = setting("auto", "what kind of files the weights are in", LOAD_FORMATS)
     max_model_len: int | None = setting(
         None,

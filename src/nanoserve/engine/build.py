@@ -15,7 +15,10 @@ from nanoserve.core.config import Decision, EngineConfig
 from nanoserve.core.errors import CheckpointError, ConfigError
 from nanoserve.engine.engine import Engine
 from nanoserve.engine.messages import EngineInfo
-from nanoserve.loading.loader import eos_token_ids, load_weights
+from nanoserve.loading.checkpoint import Checkpoint
+from nanoserve.loading.generation import eos_token_ids, sampling_defaults
+from nanoserve.loading.known import KNOWN
+from nanoserve.loading.loader import load_weights
 from nanoserve.loading.open import open_checkpoint
 from nanoserve.loading.pull import pull
 from nanoserve.models.config import ModelConfig
@@ -101,6 +104,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
         vocab_size=facts.vocab_size,
         max_model_len=max_len,
         eos_token_ids=eos_token_ids(checkpoint),
+        sampling_defaults=_sampling_defaults(config, checkpoint, choices),
         num_blocks=num_blocks,
         block_size=config.block_size,
         num_parameters=sum(_count(weight.shape) for weight in weights.values()),
@@ -115,6 +119,17 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
 
 def _count(shape: tuple[int, ...]) -> int:
     return int(torch.Size(shape).numel())
+
+
+def _sampling_defaults(config: EngineConfig, checkpoint: Checkpoint, choices: Choices) -> dict[str, float]:
+    if config.generation_config == "none":
+        return {}
+    known = KNOWN.get(config.model)
+    defaults = sampling_defaults(checkpoint) or (known.sampling if known else {})
+    if defaults:
+        text = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        choices.note("sampling", text, "where a request leaves it open, as the model's makers recommend")
+    return defaults
 
 
 def _device(config: EngineConfig, choices: Choices) -> torch.device:

@@ -47,22 +47,6 @@ def load_weights(
     return weights
 
 
-def eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Ids that end an answer: the generation config's and the config's, which do not always agree."""
-    vocab_size = checkpoint.config.get("vocab_size")
-    found: dict[int, None] = {}
-    for source in (checkpoint.generation_config, checkpoint.config):
-        value = source.get("eos_token_id")
-        for token in value if isinstance(value, list) else [value]:
-            if token is None:
-                continue
-            valid = isinstance(token, int) and not isinstance(token, bool) and token >= 0
-            if not valid or (isinstance(vocab_size, int) and token >= vocab_size):
-                raise CheckpointError(f"{checkpoint.path}: eos_token_id {token!r:.60} is not a token of {vocab_size}")
-            found[token] = None
-    return tuple(found)
-
-
 def _check(checkpoint: Checkpoint, wanted: Sequence[Parameter]) -> None:
     parts = [part for parameter in wanted for part in parameter.parts]
     expected = {part.name for part in parts}

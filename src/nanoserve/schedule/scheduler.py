@@ -163,15 +163,13 @@ class Scheduler:
         pending = [len(s.tokens) + s.in_flight - s.planned for s in self.running]
         share = 1 + self.config.lookahead
         kept_back = share * pending.count(1)
-        preemptions = self.num_preemptions
         for sequence, tokens in zip(self.running, pending, strict=False):  # preemption shortens `running` at its end
             if tokens == 1:
                 kept_back -= share
             count, samples = self._portion(sequence, tokens, flight.budget - kept_back)
             if count and self._grow(sequence, sequence.planned + count, flight.plan):
                 self._launch(sequence, count, samples, flight)
-        if self.num_preemptions == preemptions:  # who was just preempted would come back, only to go again
-            self._admit(flight)
+        self._admit(flight)
         if not flight.owners:
             return None
         self._closes = []

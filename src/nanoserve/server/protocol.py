@@ -6,6 +6,7 @@ says so). null means that the field is absent. Bounds of sampling fields are che
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -39,7 +40,9 @@ class GenerationBody(Body):
     max_tokens: int | None = Field(
         None, description="Most tokens to generate. Default: what the context has room for; 16 for completions."
     )
-    temperature: float | None = Field(None, description="0 takes the likeliest token. Default 1.")
+    temperature: float | None = Field(
+        None, description="0 takes the likeliest token. Default: as the model's makers recommend, or 1."
+    )
     top_p: float | None = Field(None, description="Draw among the likeliest tokens of this total probability.")
     top_k: Int32 | None = Field(None, description="Draw among this many likeliest tokens; 0 and -1: no limit.")
     min_p: float | None = Field(None, description="Drop tokens less likely than this share of the likeliest one.")
@@ -98,8 +101,9 @@ class GenerationBody(Body):
         """The field that bounds the output, and its value."""
         return "max_tokens", self.max_tokens
 
-    def sampling(self) -> SamplingParams:
-        given = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
+    def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """`defaults` stand for fields that are left out."""
+        given = dict(defaults) | {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
         field, max_tokens = self.limit()
         if max_tokens is not None and max_tokens < 1:
             raise RequestError(f"{field} must be at least 1, not {max_tokens}", param=field, code="invalid_value")

@@ -27,7 +27,7 @@ def routes(front: Front) -> APIRouter:
     async def answer(http: Request) -> Response:
         body = await read_body(http, ChatBody, front.settings)
         model = front.model_name(body.model)
-        sampling = body.sampling()
+        sampling = body.sampling(front.info.sampling_defaults)
         ids = await front.prompts.chat(body.messages, body)
         try:
             request = front.request(body, sampling, ids, default_max_tokens=None)

@@ -29,7 +29,7 @@ def routes(front: Front) -> APIRouter:
     async def answer(http: Request) -> Response:
         body = await read_body(http, CompletionBody, front.settings)
         model = front.model_name(body.model)
-        sampling = body.sampling()
+        sampling = body.sampling(front.info.sampling_defaults)
         choices = len(body.prompt) * sampling.n
         if choices > front.settings.max_choices:
             raise RequestError(

@@ -31,7 +31,7 @@ async def start(
     if not settings.served_model_name:
         settings = dataclasses.replace(settings, served_model_name=(config.model,))
     path = pull(config.model, revision=config.revision, progress=on_progress)
-    loading = asyncio.create_task(EngineProcess.start(dataclasses.replace(config, model=str(path)), on_progress))
+    loading = asyncio.create_task(EngineProcess.start(config, on_progress))
     mark = time.perf_counter()
     try:
         tokenizer = await asyncio.to_thread(_load_front, Path(config.tokenizer or path))
