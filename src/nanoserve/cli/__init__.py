@@ -89,7 +89,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     chat = command("chat", "talk with a model in the terminal")
     add_model(chat)
     chat.add_argument("--system", metavar="TEXT", help="what the model is told before the talk begins")
-    add_sampling(chat, temperature=0.3, top_p=0.9)
+    add_sampling(chat, skip=("n",))
     add_settings(chat, EngineConfig, "engine")
 
     generate = command("generate", "continue a text")
@@ -115,5 +115,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         of_command = commands.choices[arguments.command]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], of_command._option_string_actions, 1)
-        of_command.error(f"{unknown[0]!r} is not understood" + (f"; is it {near[0]}?" if near else ""))
+        of_command.error(f"{unknown[0]!r} is not understood" + (f" (is it {near[0]}?)" if near else ""))
     return arguments

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nanoserve.cli.flags import engine_config
@@ -22,12 +19,12 @@ HINT = "/reset begins anew, /exit or ctrl-D ends, ctrl-C stops an answer"
 
 
 def chat(arguments: argparse.Namespace) -> int:
-    config, params = engine_config(arguments), sampling_params(arguments)
-    if params.n != 1:
-        raise RequestError("a talk has one answer at a time; --n must be 1", param="n")
+    config = engine_config(arguments)
+    sampling_params(arguments)  # what is wrong with a flag is said before the model loads
     from nanoserve.llm import LLM
 
     llm = LLM(**vars(config))
+    params = sampling_params(arguments, llm.info.sampling_defaults)
     opening = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
     messages = list(opening)
     _note(f"{config.model}: {HINT}")
@@ -71,31 +68,20 @@ def _ask() -> str | None:
 def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str:
     pieces: list[str] = []
     count, began, first = 0, time.perf_counter(), 0.0
-    with _interrupts() as interrupted:
-        for delta in llm.stream(messages, params):  # leaving it early ends the work
+    stopped = ""
+    try:
+        for delta in llm.stream(messages, params):
             first = first or time.perf_counter()
             count += len(delta.tokens)
             pieces.append(delta.text)
             print(delta.text, end="", flush=True)
-            if interrupted():
-                break
-        print()
+    except KeyboardInterrupt:  # what was said so far stays part of the talk
+        stopped = ", stopped"
+    print()
     now = time.perf_counter()
     rate = f", {(count - 1) / (now - first):.1f} tok/s" if count > 1 else ""
-    _note(f"{count} tokens{rate}, first after {first - began:.2f} s{', stopped' if interrupted() else ''}")
+    _note(f"{count} tokens{rate}, first after {(first or now) - began:.2f} s{stopped}")
     return "".join(pieces)
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether ctrl-C was pressed. It is only noted, since an exception in the middle of an engine's step would leave
-    the engine between two states."""
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _note(text: str) -> None:

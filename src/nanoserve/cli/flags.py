@@ -40,7 +40,7 @@ def add_flag(
     elif origin is Mapping:
         options = {"type": _pair, "action": "append", "metavar": "ID:NUMBER"}
         help += "; may be given several times"
-    if default not in (None, MISSING, ()):
+    if default not in (None, MISSING, (), ""):
         help += f" (default: {default})"
     text = help.replace("%", "%%")
     group.add_argument(flag(field.name), dest=field.name, default=argparse.SUPPRESS, help=text, **options)

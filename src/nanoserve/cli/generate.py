@@ -10,11 +10,13 @@ from nanoserve.cli.sampling import sampling_params
 
 
 def generate(arguments: argparse.Namespace) -> int:
-    config, params = engine_config(arguments), sampling_params(arguments)
+    config = engine_config(arguments)
+    sampling_params(arguments)  # what is wrong with a flag is said before the model loads
     prompt = arguments.prompt if arguments.prompt is not None else sys.stdin.read()
     from nanoserve.llm import LLM
 
     llm = LLM(**vars(config))
+    params = sampling_params(arguments, llm.info.sampling_defaults)
     if params.n == 1:
         for delta in llm.stream(prompt, params):
             print(delta.text, end="", flush=True)

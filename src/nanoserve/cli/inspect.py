@@ -79,7 +79,10 @@ def gather(config: EngineConfig, path: Path, bandwidth: float | None) -> Facts:
     by_type = _weight_types(checkpoint)
     weight_bytes = sum(by_type.values())
     per_token = KVPool.bytes_per_token(model.num_layers, model.num_key_value_heads, model.head_dim, dtype)
-    length = config.max_model_len or model.max_position_embeddings
+    longest = model.max_position_embeddings
+    length = config.max_model_len or longest
+    if length > longest:
+        raise ConfigError(f"--max-model-len is {length}, and the model's positions end at {longest}")
     memory, blocks = _room(config, device, weight_bytes, config.block_size * per_token)
     speed = bandwidth or measured_bandwidth(device)
     read = weight_bytes - _unread_bytes(checkpoint, model)

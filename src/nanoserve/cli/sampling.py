@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -30,18 +31,20 @@ HELP = {
 NO_FLAG = ("seed", "logprobs")  # --seed is the engine's, and seeds what has no own; logprobs have no place in a text
 
 
-def add_sampling(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+def add_sampling(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = (), **defaults: Any) -> None:
     """`defaults`: where this command's differ from SamplingParams'."""
-    group, hints = parser.add_argument_group("sampling"), get_type_hints(SamplingParams)
+    title = "sampling (without a flag: as the model's makers recommend, or else the default)"
+    group, hints = parser.add_argument_group(title), get_type_hints(SamplingParams)
     for f in fields(SamplingParams):
-        if f.name not in NO_FLAG:
+        if f.name not in (*NO_FLAG, *skip):
             add_flag(group, f, hints[f.name], HELP[f.name], defaults.get(f.name, f.default))
     parser.set_defaults(sampling_defaults=defaults)
 
 
-def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
-    """Raises RequestError for values that make no sense."""
-    values = {**arguments.sampling_defaults, **given(arguments, SamplingParams)}
-    values.pop("seed", None)  # the engine's flag
-    values["logit_bias"] = dict(values.get("logit_bias", ()))
-    return SamplingParams(**values)
+def sampling_params(arguments: argparse.Namespace, recommended: Mapping[str, Any] | None = None) -> SamplingParams:
+    """`recommended`: the model's own defaults. Raises RequestError for values that make no sense."""
+    asked = given(arguments, SamplingParams)
+    asked.pop("seed", None)  # the engine's flag
+    if "logit_bias" in asked:
+        asked["logit_bias"] = dict(asked["logit_bias"])
+    return SamplingParams(**{**(recommended or {}), **arguments.sampling_defaults, **asked})
