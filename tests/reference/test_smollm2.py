@@ -17,9 +17,10 @@ from torch import Tensor
 
 from nanoserve import LLM, SamplingParams
 from nanoserve.llm import RequestOutput
+from server.real_server import RealServer
 
 LENGTH = 128
-TIE = 1e-4  # logits that float32 cannot tell apart: those of either side are off the exact ones by about 3e-5
+TIE = 1e-4  # of logits: the rounding of two float32 sides, whose log probabilities differ by up to half of it
 
 PATIENT = (
     "You are a patient and careful assistant in the public library of a small town by the sea. People of every age ask "
@@ -134,21 +135,33 @@ def test_twenty_chats_token_for_token(llm: LLM, theirs: hf.PreTrainedModel) -> N
     assert not real, f"{len(real)} tokens differ, first {real[0]}"
 
 
-def generated(model: hf.PreTrainedModel, llm: LLM, prompt: list[int]) -> tuple[list[int], str]:
-    """transformers' own greedy loop until the model's end token: ids, and their text."""
+@pytest.fixture(scope="module")
+def france(theirs: hf.PreTrainedModel, llm: LLM) -> tuple[list[int], str]:
+    """What transformers' own greedy loop answers, until the model's end token: ids, and their text."""
+    prompt = llm.chat(FRANCE, SamplingParams(max_tokens=1), use_tqdm=False)[0].prompt_token_ids
     ids = torch.tensor([prompt])
-    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 64, "eos_token_id": list(llm.info.eos_token_ids)}
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
+    out = theirs.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64,
+                          eos_token_id=list(llm.info.eos_token_ids), pad_token_id=0)  # fmt: skip
     output = out[0, len(prompt) :].tolist()
-    return output, llm.tokenizer.decode(output, skip_special=True)
+    text = llm.tokenizer.decode(output, skip_special=True)
+    assert "Paris" in text
+    return output, text
 
 
-def test_the_capital_of_france(llm: LLM, theirs: hf.PreTrainedModel) -> None:
+def test_the_capital_of_france(llm: LLM, france: tuple[list[int], str]) -> None:
     params = SamplingParams(temperature=0, max_tokens=64)
-    (result,) = llm.chat(FRANCE, params, use_tqdm=False)
-    ids, text = generated(theirs, llm, result.prompt_token_ids)
-    (output,) = result.outputs
-    assert "Paris" in output.text
-    assert (output.token_ids, output.text) == (ids, text)
+    (output,) = llm.chat(FRANCE, params, use_tqdm=False)[0].outputs
+    assert (output.token_ids, output.text) == france
     assert output.finish_reason == "stop"
-    assert "".join(delta.text for delta in llm.stream(FRANCE, params)) == text
+    assert "".join(delta.text for delta in llm.stream(FRANCE, params)) == output.text
+
+
+def test_the_capital_of_france_from_the_server(smollm2: Path, france: tuple[list[int], str], tmp_path: Path) -> None:
+    server = RealServer(tmp_path, smollm2, "--max-model-len", "1024", "--served-model-name", "smollm2")
+    asked: dict[str, Any] = {"model": "smollm2", "messages": FRANCE, "temperature": 0}
+    whole = server.client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content == france[1]
+    assert whole.usage.completion_tokens == len(france[0])
+    chunks = server.client.chat.completions.create(**asked, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == france[1]
+    assert server.stop() == 0
