@@ -25,7 +25,7 @@ struct Part {
 
 constexpr int PANEL = 24;    // rows of W that are handled together; a multiple of every NR below
 constexpr int DEPTH = 2048;  // columns of a stretch; a multiple of 256, the longest block
-constexpr int FEW = 4;       // up to so many rows of x, W is decoded in registers
+constexpr int FEW = 8;       // up to so many rows of x, W is decoded in registers
 constexpr int PIECES = 8;    // that a thread should find to do: small enough to end together
 
 // Rows of W in a tile, by rows of x: accumulators plus operands fill the registers.

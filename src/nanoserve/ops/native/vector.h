@@ -106,16 +106,34 @@ INLINE float half_at(const uint8_t* p) {
 #endif
 }
 
-// LANES halves, widened.
-INLINE vf load_halves(const uint8_t* p) {
+// The half at p in all lanes; and the two at p, each in all lanes.
+INLINE vf broadcast_half(const uint8_t* p) {
 #if LANES == 16
-    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+    int16_t half;
+    memcpy(&half, p, 2);
+    return (vf)_mm512_cvtph_ps(_mm256_set1_epi16(half));
 #elif LANES == 8
-    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+    int16_t half;
+    memcpy(&half, p, 2);
+    return (vf)_mm256_cvtph_ps(_mm_set1_epi16(half));
 #else
-    vf v;
-    for (int i = 0; i < LANES; i++) v[i] = half_at(p + 2 * i);
-    return v;
+    return broadcast(half_at(p));
+#endif
+}
+
+INLINE void broadcast_halves(const uint8_t* p, vf& first, vf& second) {
+#if LANES >= 8
+    int32_t pair;
+    memcpy(&pair, p, 4);
+#endif
+#if LANES == 16
+    __m512 both = _mm512_cvtph_ps(_mm256_set1_epi32(pair));
+    first = (vf)_mm512_moveldup_ps(both), second = (vf)_mm512_movehdup_ps(both);
+#elif LANES == 8
+    __m256 both = _mm256_cvtph_ps(_mm_set1_epi32(pair));
+    first = (vf)_mm256_moveldup_ps(both), second = (vf)_mm256_movehdup_ps(both);
+#else
+    first = broadcast(half_at(p)), second = broadcast(half_at(p + 2));
 #endif
 }
 
