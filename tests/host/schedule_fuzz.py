@@ -52,7 +52,7 @@ class _Trial:
         lookahead = self.pick(0, 0, 0, 1, 3)
         self.depth = 0 if lookahead else self.pick(0, 1, 1, 2)
         self.vocab = self.pick(2, 5, 50)
-        block_size = self.pick(1, 2, 4, 8)
+        block_size = self.below(1, 9)
         self.num_blocks = self.below(14, 40) // block_size + 1
         rows = self.below(1, 6)
         self.config = subject.SchedulerConfig(
