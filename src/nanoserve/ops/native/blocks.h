@@ -26,6 +26,14 @@ struct Nibbles {
         if (BITS == 5) memcpy(&fifth, packed - 4, 4);
         for (int i = 0; i < HALF; i++) {
             vi q = load_u8(packed + i * LANES);
+#if LANES == 16
+            if (BITS == 4) {  // all sixteen weights that a block can have, looked up by the lower four bits
+                __m512 table = (__m512)finish(lane_numbers(), d, m);
+                w[i] = (vf)_mm512_permutexvar_ps((__m512i)q, table);
+                w[i + HALF] = (vf)_mm512_permutexvar_ps((__m512i)((vu)q >> 4), table);
+                continue;
+            }
+#endif
             vi low = q & 15, high = (vi)((vu)q >> 4);
             if (BITS == 5) {
                 vu bits = fifth - vu{};

@@ -108,13 +108,13 @@ INLINE float half_at(const uint8_t* p) {
 
 // The half at p in all lanes; and the two at p, each in all lanes.
 INLINE vf broadcast_half(const uint8_t* p) {
-#if LANES == 16
+#if LANES >= 8
     int16_t half;
     memcpy(&half, p, 2);
+#endif
+#if LANES == 16
     return (vf)_mm512_cvtph_ps(_mm256_set1_epi16(half));
 #elif LANES == 8
-    int16_t half;
-    memcpy(&half, p, 2);
     return (vf)_mm256_cvtph_ps(_mm_set1_epi16(half));
 #else
     return broadcast(half_at(p));
@@ -122,15 +122,11 @@ INLINE vf broadcast_half(const uint8_t* p) {
 }
 
 INLINE void broadcast_halves(const uint8_t* p, vf& first, vf& second) {
-#if LANES >= 8
-    int32_t pair;
-    memcpy(&pair, p, 4);
-#endif
 #if LANES == 16
-    __m512 both = _mm512_cvtph_ps(_mm256_set1_epi32(pair));
+    __m512 both = _mm512_cvtph_ps(_mm256_castps_si256(_mm256_broadcast_ss((const float*)p)));
     first = (vf)_mm512_moveldup_ps(both), second = (vf)_mm512_movehdup_ps(both);
 #elif LANES == 8
-    __m256 both = _mm256_cvtph_ps(_mm_set1_epi32(pair));
+    __m256 both = _mm256_cvtph_ps(_mm_castps_si128(_mm_broadcast_ss((const float*)p)));
     first = (vf)_mm256_moveldup_ps(both), second = (vf)_mm256_movehdup_ps(both);
 #else
     first = broadcast(half_at(p)), second = broadcast(half_at(p + 2));
