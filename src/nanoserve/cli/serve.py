@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import shlex
@@ -29,7 +28,7 @@ def serve(arguments: argparse.Namespace, began: float) -> int:
             progress.close()
             print(report(name, url, info, seconds, with_key=bool(settings.api_key)), flush=True)
 
-        asyncio.run(start(config, settings, progress, ready, began))
+        start(config, settings, progress, ready, began)
     return 0
 
 

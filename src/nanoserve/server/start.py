@@ -22,7 +22,7 @@ OnProgress = Callable[[str, int, int], None]
 OnReady = Callable[[str, EngineInfo, dict[str, float]], None]
 
 
-async def start(
+def start(
     config: EngineConfig, settings: ServerSettings, on_progress: OnProgress, on_ready: OnReady, began: float
 ) -> None:
     """Serves until a signal. `on_ready` gets the address, the engine's facts and the seconds that each part of the
@@ -30,7 +30,26 @@ async def start(
     seconds = {"process": time.perf_counter() - began}
     if not settings.served_model_name:
         settings = dataclasses.replace(settings, served_model_name=(config.model,))
+    mark = time.perf_counter()
+    # Not in the event loop, which would keep Ctrl-C for the end of a download.
     path = pull(config.model, revision=config.revision, progress=on_progress)
+    seconds["model file"] = time.perf_counter() - mark
+
+    def ready(url: str, info: EngineInfo) -> None:
+        engine = {f"engine: {part}": value for part, value in info.seconds.items()}
+        on_ready(url, info, seconds | engine | {"total": time.perf_counter() - began})
+
+    asyncio.run(_serve(config, settings, path, on_progress, ready, seconds))
+
+
+async def _serve(
+    config: EngineConfig,
+    settings: ServerSettings,
+    path: Path,
+    on_progress: OnProgress,
+    on_ready: Callable[[str, EngineInfo], None],
+    seconds: dict[str, float],
+) -> None:
     loading = asyncio.create_task(EngineProcess.start(config, on_progress))
     mark = time.perf_counter()
     try:
@@ -45,14 +64,8 @@ async def start(
     from nanoserve.server.serve import serve
 
     try:
-        seconds |= {f"engine: {part}": value for part, value in engine.info.seconds.items()}
         app = create_app(engine, tokenizer, settings)
-
-        def ready(url: str) -> None:
-            seconds["total"] = time.perf_counter() - began
-            on_ready(url, engine.info, seconds)
-
-        await serve(app, settings, ready)
+        await serve(app, settings, lambda url: on_ready(url, engine.info))
     finally:
         await engine.close()
 
