@@ -78,6 +78,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
 
     device = _device(config, choices)
     backend = _backend(config, device, _dtype(config, device, choices), choices)
+    watch.lap("kernels")
     kv_dtype = backend.dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
     weights = load_weights(
         checkpoint,
