@@ -12,19 +12,27 @@ import logging
 import signal
 import socket
 import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from nanoserve.core.config import EngineConfig
 from nanoserve.core.errors import NanoserveError, RequestError
 from nanoserve.engine.channel import Channel, ChannelClosed
-from nanoserve.engine.engine import Engine
 from nanoserve.engine.messages import Abort, Add, Command, Failed, News, Ping, Pong, Progress, Ready, Refused, Stop
+
+if TYPE_CHECKING:  # it imports torch
+    from nanoserve.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    # The front decides when to end: ctrl-C reaches the whole process group, and must not cut a drain short.
+    # The front decides when to end: a service manager signals every process of a service, and that must not cut a
+    # drain short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     with contextlib.suppress(ChannelClosed):
@@ -34,11 +42,13 @@ def main() -> None:
 def _serve(sock: socket.socket) -> None:
     (config,) = Channel(sock, EngineConfig).receive(wait=True)
     channel: Channel[Command] = Channel(sock, Command)  # type: ignore[arg-type]
+    began = time.perf_counter()
     try:
         from nanoserve.engine.build import build_engine  # late: imports torch, and its failure is reported
 
+        seconds = {"imports": time.perf_counter() - began}
         engine = build_engine(config, lambda what, done, total: channel.send(Progress(what, done, total)))
-        channel.send(Ready(engine.info))
+        channel.send(Ready(msgspec.structs.replace(engine.info, seconds=seconds | engine.info.seconds)))
         run(engine, channel)
     except NanoserveError as error:
         channel.send(Failed(type(error).__name__, str(error)))

@@ -61,7 +61,8 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "nanoserve.engine.child", str(theirs.fileno())]
-            child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            # In a group of its own, which a terminal's Ctrl-C does not reach.
+            child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         engine = cls(child, reader, writer)
         writer.write(frame(config))
