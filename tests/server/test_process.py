@@ -597,6 +597,8 @@ def test_SIGTERM_lets_a_stream_end(fleet: Fleet) -> None:
     stream = iter(server.client.completions.create(**asked, stream=True, logit_bias=LETTERS))
     text = next(stream).choices[0].text
     server.process.send_signal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a service manager signals every process
+        engine.send_signal(number)
     until(lambda: not listening(port))
     for chunk in stream:
         text += chunk.choices[0].text
@@ -639,3 +641,15 @@ def test_a_start_that_cannot_be_says_why_in_one_line(toy: Path, tmp_path: Path) 
             assert [line for line in lines if line.startswith("nanoserve serve: ")] == lines[-1:]
             for word in words:
                 assert word in lines[-1], (arguments, err)
+
+
+def test_ctrl_c_while_it_starts(toy: Path, tmp_path: Path) -> None:
+    server = RealServer(tmp_path, toy)
+    until(lambda: bool(psutil.Process(server.process.pid).children()))
+    (engine,) = psutil.Process(server.process.pid).children()
+    assert os.getpgid(engine.pid) != os.getpgid(server.process.pid), "a terminal's Ctrl-C would reach it"
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait() == 130
+    assert not engine.is_running()
+    assert not server.output
+    assert "Traceback" not in server.errors
