@@ -8,7 +8,7 @@ import torch
 from nanoserve.ops.native.library import Library, load
 from nanoserve.quant.blocks import BlockFormat
 from nanoserve.quant.gguf import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
-from nanoserve.quant.native import BlockMatrix, place
+from nanoserve.quant.native import BlockMatrix
 from nanoserve.quant.weight import Weight
 
 FORMATS = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K]
@@ -64,7 +64,7 @@ def test_matmul_of_dense_weights(library: Library, dtype: torch.dtype, columns: 
 def test_parts_of_any_format_lie_below_each_other(library: Library) -> None:
     parts = [quantized(Q4_1, 30, 512), quantized(Q6_K, 7, 512), Weight(torch.randn(25, 512), (25, 512)),
              Weight(torch.randn(2, 512).double(), (2, 512)), quantized(Q8_0, 24, 512)]  # fmt: skip
-    matrix = place(library, parts)
+    matrix = BlockMatrix(library, parts)
     assert matrix.shape == (88, 512)
     for rows in (1, 6, 40):
         assert_is_matmul(matrix, parts, torch.randn(rows, 512))

@@ -70,10 +70,6 @@ class BlockMatrix:
         return out
 
 
-def place(library: Library, parts: Sequence[Weight]) -> BlockMatrix:
-    return BlockMatrix(library, parts)
-
-
 def _native(part: Weight) -> tuple[int, Tensor]:
     """Number of the format, and the data [rows, bytes or weights of a row]."""
     if part.format is not None and part.format.name in FORMATS:

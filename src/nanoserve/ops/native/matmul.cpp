@@ -51,10 +51,14 @@ INLINE void tile(const float* x, int64_t ldx, const uint8_t* const* w, int colum
             for (int i = 0; i < PARTS; i++) {
                 vf b[NR];
 #pragma GCC unroll 8
-                for (int n = 0; n < NR; n++) b[n] = load((const float*)w[n] + (int64_t)g * GROUP + i * LANES);
+                for (int n = 0; n < NR; n++) {
+                    b[n] = load((const float*)w[n] + (int64_t)g * GROUP + i * LANES);
+                    keep(b[n]);
+                }
 #pragma GCC unroll 8
                 for (int m = 0; m < MR; m++) {
                     vf a = load(at + m * ldx + i * LANES);
+                    keep(a);
 #pragma GCC unroll 8
                     for (int n = 0; n < NR; n++) acc[m][n] += a * b[n];
                 }

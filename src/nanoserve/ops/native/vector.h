@@ -35,6 +35,17 @@ INLINE void store(float* p, vf v) { *(vf_any*)p = v; }
 INLINE vf broadcast(float x) { return x - vf{}; }
 INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 
+// Hold v in a register: compilers would rather load it again for each use, and loads are what runs out first.
+INLINE void keep(vf& v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif defined(__x86_64__)
+    asm("" : "+x"(v));
+#else
+    (void)v;
+#endif
+}
+
 INLINE vi lane_numbers() {
     vi v{};
     for (int i = 0; i < LANES; i++) v[i] = i;
