@@ -31,6 +31,7 @@ def backend() -> NativeAttention:
 def test_odd_head_dims(backend: NativeAttention, dim: int) -> None:
     check(backend, MIXED, dim=dim)
     check(backend, MIXED, dim=dim, kv_dtype=torch.bfloat16)
+    check(backend, MIXED, dim=dim, kv_dtype=torch.float16)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (16, 1), (7, 7), (100, 2)])
@@ -47,6 +48,20 @@ def test_splits_of_long_rows(backend: NativeAttention, window: int | None, softc
 
 def test_bfloat16_queries_and_cache(backend: NativeAttention) -> None:
     check(backend, MIXED, dtype=torch.bfloat16, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_cache_rounds_like_torch(backend: NativeAttention, dtype: torch.dtype) -> None:
+    values = torch.tensor(
+        [0.0, -0.0, 1.0, 2049.0, 65519.0, 65520.0, 1e-8, 6.1e-5, -5.97e-8, 2.98e-8, 3.4e38, -torch.inf]
+    )
+    numbers = torch.cat((values, torch.randn(20) * 1e-4)).view(1, 1, 32)
+    pool = KVPool(1, 1, 4, 1, 32, dtype, torch.device("cpu"))
+    one = torch.ones(1, dtype=torch.int32)
+    meta = AttentionMeta(torch.tensor([0, 1]).int(), one, one.view(1, 1) - 1, torch.tensor([2]), 1, 1)
+    backend.begin(meta, pool).attend(0, numbers, numbers, -numbers, AttentionSpec(scale=1.0))
+    assert torch.equal(pool.keys[0, 0, 0, 2], numbers[0, 0].to(dtype))
+    assert torch.equal(pool.values[0, 0, 0, 2], -numbers[0, 0].to(dtype))
 
 
 def attend(threads: int, rows: list[tuple[int, int]], picked: list[int]) -> list[torch.Tensor]:

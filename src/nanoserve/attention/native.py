@@ -1,4 +1,4 @@
-"""Paged attention by the C++ kernels: float32 queries on the CPU, over a float32 or bfloat16 cache."""
+"""Paged attention by the C++ kernels: float32 queries on the CPU, over a cache of any float type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoserve.attention.interface import AttentionMeta, AttentionSpec, KVPool
 from nanoserve.ops.native.library import Library
 
-CACHES = {torch.float32: 0, torch.bfloat16: 30}
+CACHES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 NO_WINDOW = 1 << 62
 
 

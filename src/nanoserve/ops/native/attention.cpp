@@ -5,7 +5,7 @@
 // softmax, probabilities times values. Ranges of a few queries (decoding) are cut into splits of SPLIT keys at fixed
 // places and merged afterwards; what a row gets depends on its own queries and keys only, not on threads or other rows.
 //
-// Pool layout: [block][kv head][slot][D], as float32 or bfloat16; queries and results are float32.
+// Pool layout: [block][kv head][slot][D], as float32, bfloat16 or float16; queries and results are float32.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -53,6 +53,12 @@ struct BF16Cache {
         memcpy(&bits, &x, 4);
         return x != x ? 0x7fc0 : (T)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
+};
+
+struct F16Cache {
+    typedef uint16_t T;
+    static INLINE vf load(const T* p) { return load_halves((const uint8_t*)p); }
+    static INLINE T from(float x) { return to_half(x); }
 };
 
 // c[MR][NV vectors] = or += a[MR][depth] b[depth][...]: row j of b begins at b[j] + offset.
@@ -341,8 +347,9 @@ extern "C" void attention(void* pool, const Step* step, void* keys, void* values
                           const float* k, int64_t k_stride, const float* v, int64_t v_stride, float* out, float scale,
                           int64_t window, float softcap) {
     Layer layer{(uint8_t*)keys, (uint8_t*)values, q, k, v, q_stride, k_stride, v_stride, out, scale, window, softcap};
-    if (step->kv_format == BF16)
-        attend<BF16Cache>(*(Pool*)pool, *step, layer);
-    else
-        attend<F32Cache>(*(Pool*)pool, *step, layer);
+    switch (step->kv_format) {
+        case F32: return attend<F32Cache>(*(Pool*)pool, *step, layer);
+        case F16: return attend<F16Cache>(*(Pool*)pool, *step, layer);
+        case BF16: return attend<BF16Cache>(*(Pool*)pool, *step, layer);
+    }
 }

@@ -127,14 +127,7 @@ struct Float16 {
     static constexpr int ITEM = 2, GROUP_BYTES = GROUP * ITEM;
     static INLINE void load(const uint8_t* row, int g, vf* w) {
         for (int i = 0; i < PARTS; i++) {
-            const uint8_t* p = row + 2 * ((int64_t)g * GROUP + i * LANES);
-#if LANES == 16
-            w[i] = (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-#elif LANES == 8
-            w[i] = (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-#else
-            for (int j = 0; j < LANES; j++) w[i][j] = half_at(p + 2 * j);
-#endif
+            w[i] = load_halves(row + 2 * ((int64_t)g * GROUP + i * LANES));
         }
     }
 };

@@ -117,6 +117,38 @@ INLINE float half_at(const uint8_t* p) {
 #endif
 }
 
+// The nearest IEEE half, ties to even.
+INLINE uint16_t to_half(float x) {
+#if defined(__F16C__)
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return sign | 0x7e00;   // NaN
+    if (magnitude >= 0x477ff000) return sign | 0x7c00;  // rounds to infinity
+    if (magnitude < 0x38800000) {                       // subnormal: floats from 0.5 to 1 are steps of 2^-24, too
+        float shifted = std::fabs(x) + 0.5f;
+        memcpy(&bits, &shifted, 4);
+        return sign | (bits - 0x3f000000);
+    }
+    return sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13);
+#endif
+}
+
+// LANES halves, widened.
+INLINE vf load_halves(const uint8_t* p) {
+#if LANES == 16
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif LANES == 8
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    vf v;
+    for (int i = 0; i < LANES; i++) v[i] = half_at(p + 2 * i);
+    return v;
+#endif
+}
+
 // The half at p in all lanes; and the two at p, each in all lanes.
 INLINE vf broadcast_half(const uint8_t* p) {
 #if LANES >= 8
