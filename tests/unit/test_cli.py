@@ -223,16 +223,17 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_talk(toy: Path) -> None:
     seen = ""
 
     def until(*texts: str, pressing: bool = False) -> None:
-        """Read up to one of `texts`. Ctrl-C is pressed again and again, as people do: the moment before a prompt
-        waits swallows one."""
+        """Read up to one of `texts`. Ctrl-C is pressed again where nothing follows, as people do: the prompt heeds one
+        that comes in the moment before it waits with the next key only."""
         nonlocal seen
+        if pressing:
+            child.send_signal(signal.SIGINT)
         while not any(text in seen for text in texts):
-            if pressing:
-                child.send_signal(signal.SIGINT)
-            if select.select([terminal], [], [], 0.5 if pressing else 60)[0]:
+            if select.select([terminal], [], [], 2 if pressing else 60)[0]:
                 seen += os.read(terminal, 4096).decode(errors="replace")
             else:
                 assert pressing, seen
+                child.send_signal(signal.SIGINT)
         seen = min((seen.partition(text)[2] for text in texts), key=len)
 
     until("> ")
