@@ -18,6 +18,9 @@ import openai
 import psutil
 import pytest
 
+from nanoserve.core.config import EngineConfig
+from nanoserve.core.errors import CheckpointError
+from nanoserve.engine.process import EngineProcess
 from server.real_server import RealServer, make_scripted, until
 
 LETTERS = {str(id): 100 for id in range(ord("a"), ord("z") + 1)}  # logit_bias: one token, one letter
@@ -653,3 +656,20 @@ def test_ctrl_c_while_it_starts(toy: Path, tmp_path: Path) -> None:
     assert not engine.is_running()
     assert not server.output
     assert "Traceback" not in server.errors
+
+
+async def test_an_engine_that_does_not_start_is_no_endless_wait(toy: Path, tmp_path: Path) -> None:
+    def shown(what: str, done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    (tmp_path / "config.json").write_text('{"model_type": "rwkv"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    failures = await asyncio.gather(
+        EngineProcess.start(EngineConfig(model=str(toy), backend="torch"), shown),
+        EngineProcess.start(EngineConfig(model=str(tmp_path), backend="torch")),
+        return_exceptions=True,
+    )
+    assert isinstance(failures[0], ZeroDivisionError)
+    assert isinstance(failures[1], CheckpointError)
+    assert str(tmp_path) in str(failures[1])
+    assert not [child for child in psutil.Process().children() if str(child.cmdline()).count("engine.child")]

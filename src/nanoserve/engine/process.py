@@ -154,7 +154,7 @@ class EngineProcess:
         frames = Frames()
         decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
         failure: Exception = EngineDeadError("the engine process ended")
-        with contextlib.suppress(ConnectionError):
+        try:
             while data := await self._reader.read(CHUNK):
                 for body in frames.feed(data):
                     match decoder.decode(body):
@@ -178,7 +178,10 @@ class EngineProcess:
                                 ready.set_result(None)
                         case Failed(kind, message):
                             failure = _start_error(kind, message)
-        self._die(failure, ready)
+        except ConnectionError:
+            pass
+        finally:  # also where on_progress raised: nobody must wait for ever
+            self._die(failure, ready)
 
     def _die(self, failure: Exception, ready: asyncio.Future[None]) -> None:
         self._dead = str(failure)
