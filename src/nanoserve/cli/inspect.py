@@ -170,7 +170,7 @@ def _room(config: EngineConfig, device: torch.device, weight_bytes: int, block_b
     """Bytes for the KV cache beside the weights, and the blocks that they make."""
     import torch
 
-    from nanoserve.runner.memory import available_bytes
+    from nanoserve.runner.machine import available_bytes
 
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override * block_bytes, config.num_gpu_blocks_override

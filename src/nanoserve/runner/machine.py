@@ -1,4 +1,4 @@
-"""How much memory there is, and how many KV blocks it makes."""
+"""What this machine gives the process: memory and cores, within its control group's limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of the device that this process may use; on a CPU, within its control group's limit."""
+    """Free memory of the device that this process may use."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
@@ -21,6 +21,15 @@ def available_bytes(device: torch.device) -> int:
     if limit.isdigit() and used.isdigit():
         found.append(max(int(limit) - int(used), 0))
     return min(found)
+
+
+def available_cores() -> int:
+    """Cores that this process may keep busy, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").strip().partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, -(-int(quota) // int(period)))
+    return max(cores, 1)
 
 
 def _read(path: str) -> str:
