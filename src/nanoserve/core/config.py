@@ -37,6 +37,7 @@ class EngineConfig:
     backend: str = setting(
         "auto", "which kernels compute: our own C++ ones on a CPU (native), or plain torch", ("auto", "native", "torch")
     )
+    threads: int | None = setting(None, "CPU threads that compute; default: the cores that the process may use")
     gpu_memory_utilization: float = setting(0.92, "share of the GPU's memory to use")
     kv_cache_memory_bytes: int | None = setting(None, "memory for the KV cache; default: from what is free")
     num_gpu_blocks_override: int | None = setting(None, "number of KV blocks, instead of sizing by memory")
@@ -54,7 +55,7 @@ class EngineConfig:
             if choices and value not in choices:
                 raise ConfigError(f"{flag(f.name)} is {value!r}; known: {', '.join(choices)}")
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "block_size",
-                     "max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):  # fmt: skip
+                     "max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs", "threads"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{flag(name)} must be a whole number of at least 1, not {value!r}")

@@ -26,7 +26,7 @@ from nanoserve.models.families import model_config
 from nanoserve.models.parameters import parameters
 from nanoserve.models.transformer import Transformer
 from nanoserve.ops.native.library import NativeError
-from nanoserve.runner.memory import available_bytes
+from nanoserve.runner.machine import available_bytes, available_cores
 from nanoserve.runner.rows import RowTable
 from nanoserve.runner.runner import Runner
 from nanoserve.sampling.sampler import Sampler
@@ -122,7 +122,7 @@ def _count(shape: tuple[int, ...]) -> int:
     return int(torch.Size(shape).numel())
 
 
-def _sampling_defaults(config: EngineConfig, checkpoint: Checkpoint, choices: Choices) -> dict[str, float]:
+def _sampling_defaults(config: EngineConfig, checkpoint: Checkpoint, choices: Choices) -> dict[str, int | float]:
     if config.generation_config == "none":
         return {}
     known = KNOWN.get(config.model)
@@ -160,13 +160,16 @@ def _dtype(config: EngineConfig, device: torch.device, choices: Choices) -> torc
 
 
 def _backend(config: EngineConfig, device: torch.device, dtype: torch.dtype, choices: Choices) -> Backend:
+    threads = config.threads or available_cores()
+    if config.threads is not None:
+        torch.set_num_threads(threads)
     fits = device.type == "cpu" and dtype == torch.float32
     if config.backend == "torch" or (config.backend == "auto" and not fits):
         return torch_backend(device, dtype)
     if not fits:
         raise ConfigError("--backend native computes on a CPU in float32; use --backend torch, or --dtype float32")
     try:
-        backend = native_backend(torch.get_num_threads())
+        backend = native_backend(threads)
     except NativeError as error:
         if config.backend == "native":
             raise ConfigError(f"--backend native: {error}") from error
@@ -174,7 +177,9 @@ def _backend(config: EngineConfig, device: torch.device, dtype: torch.dtype, cho
         log.warning("the C++ kernels cannot be had, and plain torch is slower: %s", error)
         choices.note("backend", "torch", f"the C++ kernels cannot be had: {reason}")
         return torch_backend(device, dtype)
-    choices.note("backend", "native", f"C++ kernels compiled for this CPU, {torch.get_num_threads()} threads")
+    # Ours compute now. Torch's own, for what is left to it, would spin beside them for the same cores.
+    torch.set_num_threads(1)
+    choices.note("backend", "native", f"C++ kernels compiled for this CPU, {threads} threads")
     return backend
 
 

@@ -37,7 +37,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int  # ids at or over it do not exist for the model
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    sampling_defaults: dict[str, float]  # of SamplingParams, where a request leaves them open
+    sampling_defaults: dict[str, int | float]  # of SamplingParams, where a request leaves them open
     num_blocks: int
     block_size: int
     num_parameters: int
