@@ -61,9 +61,8 @@ def _check_address(settings: ServerSettings) -> None:
         with socket.create_server((settings.host, settings.port), family=_family(settings.host)):
             pass
     except OSError as error:
-        raise ConfigError(
-            f"--host {settings.host} --port {settings.port} cannot be listened on: {error.strerror or error}"
-        ) from error
+        reason = str(error.strerror or error).partition(" (while")[0]  # it names the address once more
+        raise ConfigError(f"--host {settings.host} --port {settings.port} cannot be listened on: {reason}") from error
 
 
 def _family(host: str) -> socket.AddressFamily:
