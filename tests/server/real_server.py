@@ -120,6 +120,8 @@ def make_scripted(folder: Path, script: Mapping[str, str] = SCRIPT) -> Path:
     tokenizer._backend.save(str(folder / "tokenizer.json"))
     facts = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+    recommended = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "do_sample": True, **recommended}))
     weights = load_file(folder / "model.safetensors")
     embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
     head[:, : len(script)] = 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoserve.core.config import Decision, EngineConfig
@@ -35,6 +35,8 @@ from nanoserve.engine.messages import (
     Update,
 )
 
+relaxed = settings(deadline=None)  # other work may share the cores
+
 # ---- frames
 
 BODIES = [b"", b"a", b"\x00" * 4, bytes(range(256)), b"", b"end"]
@@ -54,6 +56,7 @@ def test_frames_cut_in_two_anywhere() -> None:
         assert [*frames.feed(STREAM[:cut]), *frames.feed(STREAM[cut:])] == BODIES
 
 
+@relaxed
 @given(st.lists(st.binary(max_size=40), max_size=8), st.data())
 def test_frames_cut_in_any_way(bodies: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(HEADER.pack(len(body)) + body for body in bodies)
@@ -135,6 +138,7 @@ infos = st.builds(
     vocab_size=counts,
     max_model_len=counts,
     eos_token_ids=tokens,
+    sampling_defaults=st.dictionaries(ids, number | counts, max_size=3),
     num_blocks=counts,
     block_size=counts,
     num_parameters=counts,
@@ -164,14 +168,23 @@ def decoded(message: object, kind: Any) -> object:
     return msgspec.msgpack.decode(body, type=kind)
 
 
+@relaxed
 @given(commands)
 def test_commands_arrive_as_they_were_sent(message: Command) -> None:
     assert decoded(message, Command) == message
 
 
+@relaxed
 @given(reports)
 def test_reports_arrive_as_they_were_sent(message: Report) -> None:
     assert decoded(message, Report) == message
+
+
+def test_whole_numbers_among_sampling_defaults_stay_whole() -> None:
+    made = {"top_k": 20, "temperature": 0.6}
+    (body,) = Frames().feed(frame(made))
+    arrived = msgspec.msgpack.decode(body, type=get_type_hints(EngineInfo)["sampling_defaults"])
+    assert SamplingParams(**arrived).top_k == 20
 
 
 def test_a_config_arrives_as_it_was_sent() -> None:
