@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from fake_index import CONTENT, TOY, WHEEL, FakeHub, FakeIndex, make_wheel, serving
+from nanoserve.core.cache import cache_folder
 from nanoserve.core.errors import ConfigError, PullError
 from nanoserve.loading import wheel
 from nanoserve.loading.known import KNOWN
-from nanoserve.loading.pull import cache_folder, pull
+from nanoserve.loading.pull import pull
 
 
 @pytest.fixture

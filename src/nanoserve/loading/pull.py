@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from nanoserve.core.cache import cache_folder
 from nanoserve.core.errors import ConfigError, PullError
 from nanoserve.loading.known import KNOWN
 
@@ -39,14 +39,6 @@ def pull(name: str, *, revision: str | None = None, progress: OnProgress | None 
         except PullError as error:
             raise PullError(f"model {name!r} cannot be had: {tried}; Hugging Face: {error}") from error
     raise PullError(f"model {name!r} cannot be had: {tried}, nor a Hugging Face id (org/name or org/name:FILE.gguf)")
-
-
-def cache_folder() -> Path:
-    """Where files that are not Hugging Face's are kept."""
-    if own := os.environ.get("NANOSERVE_CACHE"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "nanoserve"
 
 
 def _silent(what: str, done: int, total: int) -> None:

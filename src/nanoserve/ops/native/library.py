@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from nanoserve.core.cache import cache_folder
 from nanoserve.core.errors import NanoserveError
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=fast")
@@ -70,10 +71,6 @@ def load(threads: int, cache: Path | None = None) -> Library:
         return Library(path, threads)
     except (OSError, AttributeError) as error:
         raise NativeError(f"{path} cannot be loaded: {error}") from error
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("NANOSERVE_CACHE") or Path.home() / ".cache" / "nanoserve")
 
 
 def build(cache: Path) -> Path:
