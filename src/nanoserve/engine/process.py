@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 import socket
 import subprocess
 import sys
@@ -153,7 +154,7 @@ class EngineProcess:
     async def _listen(self, ready: asyncio.Future[None], on_progress: Callable[[str, int, int], None]) -> None:
         frames = Frames()
         decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-        failure: Exception = EngineDeadError("the engine process ended")
+        failure: Exception | None = None
         try:
             while data := await self._reader.read(CHUNK):
                 for body in frames.feed(data):
@@ -181,7 +182,17 @@ class EngineProcess:
         except ConnectionError:
             pass
         finally:  # also where on_progress raised: nobody must wait for ever
-            self._die(failure, ready)
+            self._die(failure or EngineDeadError(await self._last_words()), ready)
+
+    async def _last_words(self) -> str:
+        """How the process ended, for whoever must find out why."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = await asyncio.to_thread(self._child.wait, 1)
+            if code == -signal.SIGKILL:
+                return "the engine process was killed (SIGKILL); the system does that where memory runs out"
+            if code < 0:
+                return f"the engine process died of {signal.Signals(-code).name}"
+        return "the engine process ended"
 
     def _die(self, failure: Exception, ready: asyncio.Future[None]) -> None:
         self._dead = str(failure)
