@@ -149,7 +149,7 @@ class LLM:
                 return
 
     def default_sampling_params(self) -> SamplingParams:
-        """What is used where none are given: as the model's makers recommend, or SamplingParams()."""
+        """What is used where none are given: the model's own, or SamplingParams()."""
         return SamplingParams(**self.info.sampling_defaults)  # type: ignore[arg-type]
 
     # ---- inside

@@ -33,7 +33,7 @@ NO_FLAG = ("seed", "logprobs")  # --seed is the engine's, and seeds what has no 
 
 def add_sampling(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = (), **defaults: Any) -> None:
     """`defaults`: where this command's differ from SamplingParams'."""
-    title = "sampling (without a flag: as the model's makers recommend, or else the default)"
+    title = "sampling (without a flag: the model's own, or else the default)"
     group, hints = parser.add_argument_group(title), get_type_hints(SamplingParams)
     for f in fields(SamplingParams):
         if f.name not in (*NO_FLAG, *skip):

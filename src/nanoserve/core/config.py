@@ -24,7 +24,7 @@ class EngineConfig:
     dtype: str = setting("auto", "type of weights and activations", DTYPES)
     generation_config: str = setting(
         "auto",
-        "sampling where a request leaves it open: as the model's makers recommend (auto), or OpenAI's (none)",
+        "sampling where a request leaves it open: the model's own, by its generation config (auto), or OpenAI's (none)",
         ("auto", "none"),
     )
     load_format: str = setting("auto", "what kind of files the weights are in", LOAD_FORMATS)

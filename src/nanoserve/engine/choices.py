@@ -42,7 +42,11 @@ class Choices:
         defaults = sampling_defaults(checkpoint) or (known.sampling if known else {})
         if defaults:
             text = ", ".join(f"{name} {value}" for name, value in defaults.items())
-            self._note("sampling", text, "where a request leaves it open, as the model's makers recommend")
+            self._note(
+                "sampling",
+                text,
+                "the model's own, where a request leaves it open; --generation-config none for OpenAI's",
+            )
         return defaults
 
     def device(self) -> torch.device:

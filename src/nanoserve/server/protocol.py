@@ -40,9 +40,7 @@ class GenerationBody(Body):
     max_tokens: int | None = Field(
         None, description="Most tokens to generate. Default: what the context has room for; 16 for completions."
     )
-    temperature: float | None = Field(
-        None, description="0 takes the likeliest token. Default: as the model's makers recommend, or 1."
-    )
+    temperature: float | None = Field(None, description="0 takes the likeliest token. Default: the model's own, or 1.")
     top_p: float | None = Field(None, description="Draw among the likeliest tokens of this total probability.")
     top_k: Int32 | None = Field(None, description="Draw among this many likeliest tokens; 0 and -1: no limit.")
     min_p: float | None = Field(None, description="Drop tokens less likely than this share of the likeliest one.")
