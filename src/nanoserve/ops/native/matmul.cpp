@@ -40,30 +40,31 @@ INLINE int take(int64_t left) { return left >= 8 || left == 4 || left == 7 ? 4 :
 // One tile: MR rows of x (ldx floats apart) by NR rows of W (at w[n]), over `columns` columns.
 // out[m][n] is overwritten. x and W point at the first column. The rows of the next tile lie `ahead` bytes further:
 // they are fetched meanwhile, since rows are too short for the hardware to foresee them.
+// Whatever runs over acc is unrolled: one index that is no constant, and compilers keep all of it in memory.
 template <class F, int MR, int NR>
 INLINE void tile(const float* x, int64_t ldx, const uint8_t* const* w, int columns, int64_t ahead, float (*out)[NR]) {
     vf acc[MR][NR] = {};
     int groups = columns / GROUP;
-    for (int g = 0; g < groups; g++) {
-        const float* at = x + (int64_t)g * GROUP;
-        if constexpr (std::is_same_v<F, Float32>) {
+    if constexpr (std::is_same_v<F, Float32>) {
+        for (int64_t c = 0; c < (int64_t)groups * GROUP; c += LANES) {
+            vf b[NR];
 #pragma GCC unroll 8
-            for (int i = 0; i < PARTS; i++) {
-                vf b[NR];
-#pragma GCC unroll 8
-                for (int n = 0; n < NR; n++) {
-                    b[n] = load((const float*)w[n] + (int64_t)g * GROUP + i * LANES);
-                    keep(b[n]);
-                }
-#pragma GCC unroll 8
-                for (int m = 0; m < MR; m++) {
-                    vf a = load(at + m * ldx + i * LANES);
-                    keep(a);
-#pragma GCC unroll 8
-                    for (int n = 0; n < NR; n++) acc[m][n] += a * b[n];
-                }
+            for (int n = 0; n < NR; n++) {
+                vf v = load((const float*)w[n] + c);
+                keep(v);
+                b[n] = v;
             }
-        } else {
+#pragma GCC unroll 8
+            for (int m = 0; m < MR; m++) {
+                vf a = load(x + m * ldx + c);
+                keep(a);
+#pragma GCC unroll 8
+                for (int n = 0; n < NR; n++) acc[m][n] += a * b[n];
+            }
+        }
+    } else {
+        for (int g = 0; g < groups; g++) {
+            const float* at = x + (int64_t)g * GROUP;
 #pragma GCC unroll 8
             for (int n = 0; n < NR; n++) {
                 vf b[PARTS];
@@ -78,12 +79,15 @@ INLINE void tile(const float* x, int64_t ldx, const uint8_t* const* w, int colum
     }
     int rest = columns % GROUP;
     if (IsDense<F>::value && rest) {
+#pragma GCC unroll 8
         for (int n = 0; n < NR; n++) {
             vf b[PARTS];
             load_rest<F>(w[n], columns, b);
+#pragma GCC unroll 8
             for (int m = 0; m < MR; m++) {
                 float padded[GROUP] = {};
                 memcpy(padded, x + m * ldx + (int64_t)groups * GROUP, (size_t)rest * 4);
+#pragma GCC unroll 8
                 for (int i = 0; i < PARTS; i++) acc[m][n] += load(padded + i * LANES) * b[i];
             }
         }
