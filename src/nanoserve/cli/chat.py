@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from nanoserve.cli.flags import engine_config
 from nanoserve.cli.sampling import sampling_params
@@ -28,26 +28,26 @@ def chat(arguments: argparse.Namespace) -> int:
     params = sampling_params(arguments, llm.info.sampling_defaults)
     opening = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
     messages = list(opening)
-    ctrl_c = _CtrlC()
-    _note(f"{config.model}: {HINT}")
-    while (line := _ask(ctrl_c)) is not None:
-        match line.strip():
-            case "":
-                continue
-            case "/exit":
-                break
-            case "/reset":
-                messages = list(opening)
-                _note("a new talk")
-            case text if text.startswith("/"):
-                _note(f"{text} is no command; {HINT}")
-            case text:
-                messages.append({"role": "user", "content": text})
-                try:
-                    messages.append({"role": "assistant", "content": _answer(llm, messages, params, ctrl_c)})
-                except RequestError as error:
-                    messages.pop()
-                    _note(f"{error} (/reset makes room)" if error.code == "context_length_exceeded" else str(error))
+    with _CtrlC() as ctrl_c:
+        _note(f"{config.model}: {HINT}")
+        while (line := _ask(ctrl_c)) is not None:
+            match line.strip():
+                case "":
+                    continue
+                case "/exit":
+                    break
+                case "/reset":
+                    messages = list(opening)
+                    _note("a new talk")
+                case text if text.startswith("/"):
+                    _note(f"{text} is no command; {HINT}")
+                case text:
+                    messages.append({"role": "user", "content": text})
+                    try:
+                        messages.append({"role": "assistant", "content": _answer(llm, messages, params, ctrl_c)})
+                    except RequestError as error:
+                        messages.pop()
+                        _note(f"{error} (/reset makes room)" if error.code == "context_length_exceeded" else str(error))
     return 0
 
 
@@ -57,7 +57,13 @@ class _CtrlC:
     def __init__(self) -> None:
         self.asking = False
         self.pressed = False
-        signal.signal(signal.SIGINT, self._handle)
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
 
     def _handle(self, number: int, frame: object) -> None:
         if self.asking:
