@@ -625,8 +625,8 @@ def test_a_start_that_cannot_be_says_why_in_one_line(toy: Path, tmp_path: Path) 
         port = str(taken.getsockname()[1])
         cases: list[tuple[list[str], list[str]]] = [
             ([str(toy), "--port", port], [port, "in use"]),
-            ([str(tmp_path / "nowhere")], ["nowhere", "no such file"]),
-            ([str(toy), "--max-model-length", "5"], ["--max-model-length", "--max-model-len?"]),
+            ([str(tmp_path / "nowhere"), "--port", "0"], ["nowhere", "no such file"]),
+            ([str(toy), "--port", "0", "--max-model-length", "5"], ["--max-model-length", "--max-model-len?"]),
             ([str(toy), "--port", "0", "--backend", "torch", "--num-gpu-blocks-override", "4",
               "--max-model-len", "128"], ["--max-model-len 128", "lower it to 64"]),
         ]  # fmt: skip
