@@ -24,8 +24,9 @@ struct Part {
 };
 
 constexpr int PANEL = 24;    // rows of W that are handled together; a multiple of every NR below
-constexpr int DEPTH = 2048;  // columns of a stretch; a multiple of 256, the longest block
-constexpr int FEW = 8;       // up to so many rows of x, W is decoded in registers
+constexpr int DEPTH = 768;   // columns of a stretch; a multiple of 256, the longest block
+constexpr int FEW = 4;       // up to so many rows of x, W is decoded in registers
+constexpr int BLOCK = 128;   // rows of x that are handled together: a stretch of them stays in the L2 cache
 constexpr int PIECES = 8;    // that a thread should find to do: small enough to end together
 
 // Rows of W in a tile, by rows of x: accumulators plus operands fill the registers.
@@ -46,20 +47,23 @@ INLINE void tile(const float* x, int64_t ldx, const uint8_t* const* w, int colum
     vf acc[MR][NR] = {};
     int groups = columns / GROUP;
     if constexpr (std::is_same_v<F, Float32>) {
+        // The shorter side stays in registers while the longer passes.
+        constexpr bool HOLD_X = MR < NR;
+        constexpr int HELD = HOLD_X ? MR : NR, PASSING = HOLD_X ? NR : MR;
         for (int64_t c = 0; c < (int64_t)groups * GROUP; c += LANES) {
-            vf b[NR];
+            vf held[HELD];
 #pragma GCC unroll 8
-            for (int n = 0; n < NR; n++) {
-                vf v = load((const float*)w[n] + c);
+            for (int i = 0; i < HELD; i++) {
+                vf v = load(HOLD_X ? x + i * ldx + c : (const float*)w[i] + c);
                 keep(v);
-                b[n] = v;
+                held[i] = v;
             }
 #pragma GCC unroll 8
-            for (int m = 0; m < MR; m++) {
-                vf a = load(x + m * ldx + c);
-                keep(a);
+            for (int j = 0; j < PASSING; j++) {
+                vf v = load(HOLD_X ? (const float*)w[j] + c : x + j * ldx + c);
+                keep(v);
 #pragma GCC unroll 8
-                for (int n = 0; n < NR; n++) acc[m][n] += a * b[n];
+                for (int i = 0; i < HELD; i++) acc[HOLD_X ? i : j][HOLD_X ? j : i] += held[i] * v;
             }
         }
     } else {
@@ -135,13 +139,14 @@ void strips(const float* x, int64_t ldx, int64_t M, const uint8_t* w, int64_t ld
 // Decode columns [0, columns) of a row into out, which has room for whole groups.
 template <class F>
 INLINE void decode_row(const uint8_t* row, int columns, float* out) {
-    vf w[PARTS];
     int groups = columns / GROUP;
     for (int g = 0; g < groups; g++) {
+        vf w[PARTS];
         F::load(row, g, w);
         for (int i = 0; i < PARTS; i++) store(out + (int64_t)g * GROUP + i * LANES, w[i]);
     }
     if (columns % GROUP) {
+        vf w[PARTS];
         load_rest<F>(row, columns, w);
         for (int i = 0; i < PARTS; i++) store(out + (int64_t)groups * GROUP + i * LANES, w[i]);
     }
@@ -190,10 +195,12 @@ void matmul(void* pool, const Part* parts, int num_parts, int64_t K, const float
         const Piece& piece = pieces[item];
         const Part& part = *piece.part;
         with_format((int)part.format, [&](auto format) {
-            for (int64_t row = piece.begin; row < piece.end; row += PANEL)
-                slab<decltype(format)>(x, ldx, M, part.data + row * part.row_bytes, part.row_bytes,
-                                       (int)std::min<int64_t>(PANEL, piece.end - row), K, y + piece.column + row, ldy,
-                                       scratch[thread]);
+            for (int64_t m = 0; m < M; m += BLOCK)
+                for (int64_t row = piece.begin; row < piece.end; row += PANEL)
+                    slab<decltype(format)>(x + m * ldx, ldx, std::min<int64_t>(BLOCK, M - m),
+                                           part.data + row * part.row_bytes, part.row_bytes,
+                                           (int)std::min<int64_t>(PANEL, piece.end - row), K,
+                                           y + m * ldy + piece.column + row, ldy, scratch[thread]);
         });
     });
 }

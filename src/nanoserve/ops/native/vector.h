@@ -176,19 +176,19 @@ INLINE void broadcast_halves(const uint8_t* p, vf& first, vf& second) {
 #endif
 }
 
-// Sums over lanes, always in one order: halves onto each other down to four lanes, then (0 + 1) + (2 + 3).
+// Sums over lanes, always in one order: neighbours, then pairs of them, then fours.
 #if LANES >= 8
-INLINE __m128 fold(vf v) {
+INLINE __m256 fold(vf v) {
 #if LANES == 16
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
-                                _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
+    return _mm256_add_ps(_mm512_castps512_ps256((__m512)v),
+                         _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1)));
 #else
-    __m256 half = (__m256)v;
+    return (__m256)v;
 #endif
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 INLINE void sum4(const vf* v, float* out) {
-    _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(fold(v[0]), fold(v[1])), _mm_hadd_ps(fold(v[2]), fold(v[3]))));
+    __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(fold(v[0]), fold(v[1])), _mm256_hadd_ps(fold(v[2]), fold(v[3])));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 }
 #else
 INLINE void sum4(const vf* v, float* out) {
