@@ -15,6 +15,8 @@ from nanoserve.core.errors import RequestError
 from nanoserve.server.errors import HttpError
 from nanoserve.server.settings import ServerSettings
 
+INLINE_BYTES = 2**15  # some milliseconds of work at most; longer bodies are read in threads, so that streams flow on
+
 
 class Body(BaseModel):
     """No conversions ("1" is no number), no unknown fields, no infinities."""
@@ -80,6 +82,12 @@ async def read_body(http: Request, model: type[AnyBody], settings: ServerSetting
     if http.headers.get("content-encoding", "identity") != "identity":
         raise HttpError(415, "A compressed body is not taken.", code="unsupported_media_type")
     data = await _bytes(http, settings)
+    if len(data) > INLINE_BYTES:
+        return await asyncio.to_thread(_read, model, data)
+    return _read(model, data)
+
+
+def _read(model: type[AnyBody], data: bytes) -> AnyBody:
     try:
         value = from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:

@@ -40,15 +40,15 @@ class Prompts:
                 param=f"chat_template_kwargs.{name}",
                 code="invalid_value",
             )
-        # Most templates add contents up, and fail on one that is missing.
-        turns = [{"content": "", **message.model_dump(exclude_none=True)} for message in messages]
+        # What a template does with names of a caller's choice may take long, however short the messages are.
+        is_long = bool(kwargs) or len(messages) > 64 or sum(message.size for message in messages) > INLINE_CHARS
         ids = await self._work(
-            # What a template does with names of a caller's choice may take long, however short the messages are.
-            INLINE_CHARS + 1 if kwargs else sum(message.size for message in messages),
+            is_long,
             lambda: encode_chat(
                 self.tokenizer,
                 template,
-                turns,
+                # Most templates add contents up, and fail on one that is missing.
+                [{"content": "", **message.model_dump(exclude_none=True)} for message in messages],
                 add_generation_prompt=end.opens_answer,
                 continue_final_message=bool(end.continue_final_message),
                 **kwargs,
@@ -62,14 +62,14 @@ class Prompts:
         """Raw prompts: control tokens are read as such, since clients that render chats themselves write them."""
         add = add_special is not False
         return await self._work(
-            sum(map(len, texts)),
+            sum(map(len, texts)) > INLINE_CHARS,
             lambda: [self.tokenizer.encode(text, add_special=add, parse_special=True) for text in texts],
         )
 
     async def decode(self, ids: list[int]) -> str:
-        return await self._work(len(ids), lambda: self.tokenizer.decode(ids, skip_special=False))
+        return await self._work(len(ids) > INLINE_CHARS, lambda: self.tokenizer.decode(ids, skip_special=False))
 
-    async def _work(self, size: int, job: Callable[[], Result]) -> Result:
-        if size <= INLINE_CHARS:
+    async def _work(self, is_long: bool, job: Callable[[], Result]) -> Result:
+        if not is_long:
             return job()
         return await asyncio.get_running_loop().run_in_executor(self._threads, job)

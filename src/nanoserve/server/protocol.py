@@ -17,6 +17,7 @@ from nanoserve.server.body import Body, Bounded, Refused
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # what fits the engine's messages and tensors
 RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
+LOGPROBS = "Report the natural log of each token's probability in the model, before any sampling field changed it."
 NEEDS_TOOLS = "Not supported yet: tool calls."
 NEEDS_GRAMMAR = "Not supported yet: constrained output."
 
@@ -175,9 +176,8 @@ class Message(Body):
 
     @property
     def size(self) -> int:
-        """Characters of text."""
-        parts = self.content or ""
-        return len(parts) if isinstance(parts, str) else sum(len(part.text) for part in parts)
+        """Characters of all that it says: tool calls and names reach the template, too."""
+        return len(self.model_dump_json(exclude_none=True))
 
 
 class ChatEnd(Body):
@@ -211,7 +211,7 @@ class ChatBody(GenerationBody, ChatEnd):
 
     messages: Annotated[list[Message], Bounded()] = Field(min_length=1, description="The conversation so far.")
     max_completion_tokens: int | None = Field(None, description="The same as max_tokens.")
-    logprobs: bool | None = Field(None, description="Report the log probability of each token.")
+    logprobs: bool | None = Field(None, description=LOGPROBS)
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Report this many likeliest tokens too. Only with logprobs."
     )
@@ -293,7 +293,7 @@ class CompletionBody(GenerationBody):
         None, description="Begin text with the token that the tokenizer begins text with. Default true."
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Report the log probability of each token and of this many likeliest ones."
+        None, description=f"{LOGPROBS} And that of this many likeliest tokens."
     )
     best_of: int | None = Field(None, description="Not supported yet; only the value of n is taken.")
     echo: Annotated[Any, Refused((False,))] = Field(None, description="Not supported yet.")
