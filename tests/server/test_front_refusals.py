@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
+import pickle
+import socket
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nanoserve.core.errors import ConfigError, OverloadedError, RequestError
+from nanoserve.server import body as bodies
+from nanoserve.server import prompts
 from nanoserve.server.settings import ServerSettings
+from nanoserve.text import sandbox
 from server.fake_engine import FakeEngine
 from server.front_fixtures import CHATML, Served, byte_tokenizer, error_of, served
 
@@ -26,6 +35,14 @@ def user(content: Any) -> dict[str, Any]:
 
 
 # ---- fields
+
+
+@pytest.mark.parametrize("prompt", ["A B C", [65, 32, 66], ["A", "B"]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_A08_echo(front: Served, prompt: Any, stream: bool) -> None:
+    refused = await front.complete(prompt, echo=True, logprobs=1, max_tokens=1, temperature=0, stream=stream)
+    assert error_of(refused)["param"] == "echo"
+    assert not front.engine.requests
 
 
 @pytest.mark.parametrize(
@@ -158,6 +175,13 @@ async def test_A22_text_parts_are_joined(front: Served) -> None:
     assert front.engine.requests[0].prompt == front.engine.requests[1].prompt
 
 
+async def test_A23_a_template_that_does_not_compile_is_an_error_of_chats_alone() -> None:
+    front = served(chat_template="{% frobnicate %}")
+    for stream in (False, True):
+        assert "unknown tag 'frobnicate'" in error_of(await front.chat(stream=stream))["message"]
+    assert (await front.complete()).status_code == 200
+
+
 async def test_A24_continue_the_last_message(front: Served) -> None:
     turns = [user("2+2?"), {"role": "assistant", "content": "The answer is"}]
     both = {"add_generation_prompt": True, "continue_final_message": True}
@@ -165,6 +189,8 @@ async def test_A24_continue_the_last_message(front: Served) -> None:
     for fields in ({"continue_final_message": True, "add_generation_prompt": False}, {"continue_final_message": True}):
         await front.post(CHAT, {"messages": turns, **fields})
         assert bytes(front.engine.requests[-1].prompt[-13:]) == b"The answer is"
+    answer = (await front.post(CHAT, {"messages": turns, "continue_final_message": True})).json()
+    assert answer["choices"][0]["message"]["content"] == "hello", "the continuation alone"
     await front.post(CHAT, {"messages": turns})
     assert bytes(front.engine.requests[-1].prompt[-10:]) == b"assistant\n"
     await front.post(CHAT, {"messages": turns, "add_generation_prompt": False})
@@ -186,6 +212,21 @@ async def test_A51_caps(front: Served, fields: dict[str, Any], param: str) -> No
     assert not front.engine.requests
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 10**9}, "n"), ({"n": 1000, "max_tokens": 1}, "n"), ({"stop": ["x"] * 10**6}, "stop"),
+        ({"stop": "x" * 10**6}, "stop"), ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 10**6}, "prompt_logprobs"), ({"best_of": 10**9}, "best_of"),
+        ({"logit_bias": {str(id): 1 for id in range(10**5)}}, "logit_bias"), ({"logprobs": 10**6}, "logprobs"),
+    ],
+)  # fmt: skip
+async def test_A51_caps_of_chats(front: Served, fields: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        assert error_of(await front.chat(**fields, stream=stream))["param"] == param
+    assert not front.engine.requests
+
+
 async def test_A51_many_bad_entries_are_one_error(front: Served) -> None:
     assert error_of(await front.chat(top_logprobs=10**6, logprobs=True))["param"] == "top_logprobs"
     for body in (
@@ -200,13 +241,55 @@ async def test_A51_many_bad_entries_are_one_error(front: Served) -> None:
         assert time.perf_counter() - began < 1.0, "a refusal must not stop the streams of others"
 
 
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [user("x" * 50_000)],
+        [{**user("x"), "name": "x" * 50_000}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x" * 50_000}}]}],
+        [user("")] * 5000,
+    ],
+    ids=["content", "name", "arguments", "many messages"],
+)
+async def test_A51_what_is_long_is_read_and_rendered_beside_the_loop(
+    turns: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the loop it would stop the streams of others."""
+    workers = set()
+
+    def noting(function: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            workers.add((function.__name__, threading.current_thread() is threading.main_thread()))
+            return function(*args, **kwargs)
+
+        return noted
+
+    for module, name in ((bodies, "parse"), (prompts, "encode_chat")):
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
+    front = served(FakeEngine(max_model_len=10**6))
+    assert (await front.post(CHAT, {"messages": turns, "max_tokens": 1})).status_code == 200
+    assert workers == {("parse", False), ("encode_chat", False)}
+
+
 async def test_A57_images_are_refused_and_not_fetched(front: Served) -> None:
-    for url in ("http://127.0.0.1:9/x", "http://169.254.169.254", "file:///etc/passwd", "data:image/png;base64,AAAA"):
-        error = error_of(await front.chat([{"type": "image_url", "image_url": {"url": url}}]))
-        assert "image_url" in error["message"]
-        assert error["param"] == "messages[0].content"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        port = listening.getsockname()[1]
+        for url in (
+            f"http://127.0.0.1:{port}/x", f"http://2130706433:{port}", f"http://allowed.com\\@127.0.0.1:{port}/",
+            "http://[::1]", "http://169.254.169.254", "file:///etc/passwd", "data:image/png;base64," + "A" * 10**6,
+        ):  # fmt: skip
+            part = {"type": "image_url", "image_url": {"url": url}}
+            turns = {"messages": [user([{"type": "text", "text": "what is it?"}, part])]}
+            for path, body in ((CHAT, turns), (CHAT, {**turns, "stream": True}), ("/tokenize", turns)):
+                error = error_of(await front.post(path, body))
+                assert "image_url" in error["message"]
+                assert error["param"] == "messages[0].content"
+        with pytest.raises(BlockingIOError):
+            listening.accept()
     for kind in ("input_audio", "file", "video_url", "refusal"):
         assert kind in error_of(await front.chat([{"type": kind}]))["message"]
+    assert not front.engine.requests
 
 
 async def test_A59_message_text_is_no_control_token(front: Served) -> None:
@@ -229,7 +312,13 @@ BAD_JSON = {
     "cut": b'{"prompt": "a"',
     "surrogate": b'{"prompt": "\\ud83d"}',
     "low surrogate": b'{"prompt": "\\ude00"}',
-    "surrogate in a name": b'{"prompt": "a", "user": "\\ud800"}',
+    "surrogate in a user": b'{"prompt": "a", "user": "\\ud800"}',
+    "surrogate in a stop": b'{"prompt": "a", "stop": ["\\ud800"]}',
+    "surrogate in a field": b'{"prompt": "a", "\\ud800": 1}',
+    "surrogate in a message": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    "surrogate in a tool": b'{"prompt": "a", "tools": [{"type": "function", "function": {"name": "\\ud800"}}]}',
+    "surrogate in a schema": b'{"prompt": "a", "response_format": {"schema": {"enum": ["\\ud800"]}}}',
+    "surrogate in a stream": b'{"prompt": "\\ud800", "stream": true}',
     "invalid UTF-8": b'{"prompt": "\xff"}',
     "UTF-8 surrogate": b'{"prompt": "\xed\xa0\x80"}',
     "byte order mark": b'\xef\xbb\xbf{"prompt": "a"}',
@@ -249,8 +338,14 @@ BAD_JSON = {
 async def test_A60_bodies_that_are_no_json_object(front: Served, body: bytes) -> None:
     for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
         assert error_of(await front.post(path, body))["code"] == "invalid_json"
-    stream = await front.post(COMPLETIONS, body)
-    assert stream.headers["content-type"] == "application/json"
+    assert not front.engine.requests
+
+
+async def test_A60_numbers_that_are_none(front: Served) -> None:
+    for field in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        for value in ("1e400", "-1e400"):
+            body = f'{{"prompt": "a", "{field}": {value}}}'
+            assert error_of(await front.post(COMPLETIONS, body))["param"] == field
 
 
 async def test_A60_what_is_odd_but_right(front: Served) -> None:
@@ -276,8 +371,6 @@ async def test_A52_long_bodies() -> None:
 
 
 async def test_A52_slow_bodies() -> None:
-    import asyncio
-
     front = served(body_timeout=0)
 
     async def drip():
@@ -326,10 +419,74 @@ async def test_numbers_that_the_engine_cannot_hold(front: Served) -> None:
 
 
 async def test_A53_reserved_template_names(front: Served) -> None:
-    for name in ("messages", "tools", "add_generation_prompt", "tokenizer", "template", "continue_final_message"):
-        error = error_of(await front.chat(chat_template_kwargs={name: True}))
-        assert error["param"].startswith("chat_template_kwargs")
-    assert error_of(await front.chat(chat_template="{{ 1 }}"))["param"] == "chat_template"
+    for name, value in (
+        ("messages", [user("other")]), ("tools", []), ("add_generation_prompt", True), ("tokenizer", 1),
+        ("template", 1), ("continue_final_message", True), ("tokenize", True), ("chat_template", "{{ 1 }}"),
+        ("bos_token", "x"), ("unused", "x" * 10_000_000),
+    ):  # fmt: skip
+        for path in (CHAT, "/tokenize"):
+            error = error_of(await front.post(path, {"messages": [user("a")], "chat_template_kwargs": {name: value}}))
+            assert error["param"].startswith("chat_template_kwargs")
+    for source in ("{{ 1 }}", "{% for i in range(10**9) %}{% endfor %}", "{{ 'a' * 10**10 }}"):
+        assert error_of(await front.chat(chat_template=source))["param"] == "chat_template"
+    assert not front.engine.requests
+
+
+async def test_A53_a_template_without_end_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a caller's variables it is rendered beside the loop, within a time of its own."""
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ mood }}"
+    front = served(chat_template=loops)
+    endless = asyncio.create_task(front.chat(chat_template_kwargs={"mood": "glad"}))
+    while not endless.done():
+        assert (await front.complete()).status_code == 200
+        await asyncio.sleep(0.01)
+    assert "more than 0.2 seconds" in error_of(await endless)["message"]
+    assert len(front.engine.requests) > 1
+
+
+EVIL = (
+    "{{ lipsum.__globals__['os'].system('touch MARK') }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.popen('touch MARK').read() }}",
+    "{{ (messages | attr('__class__')).mro() }}",
+)
+
+
+@pytest.mark.parametrize("source", EVIL)
+async def test_A54_a_models_template_runs_no_code_on_any_route(source: str, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    front = served(chat_template=source.replace("MARK", str(mark)))
+    body = {"messages": [user("a")]}
+    for path, fields in ((CHAT, {}), (CHAT, {"stream": True}), ("/tokenize", {})):
+        assert error_of(await front.post(path, body | fields))["param"] == "messages"
+    for path in ("/rerank", "/v1/rerank", "/score", "/v1/embeddings", "/pooling"):
+        assert error_of(await front.post(path, body), 404)
+    assert not mark.exists()
+
+
+class Payload:
+    """Pickled, it writes a file where it is loaded."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.marker), "w")
+
+
+async def test_A55_no_route_loads_a_pickle(front: Served, tmp_path: Path) -> None:
+    data = pickle.dumps(Payload(tmp_path / "marker"))
+    encoded = base64.b64encode(data).decode()
+    paths = list((await front.client.get("/openapi.json")).json()["paths"])
+    assert {CHAT, COMPLETIONS, "/tokenize", "/detokenize", "/metrics", "/health"} <= set(paths)
+    for path in (*paths, "/pickle", "/collective_rpc", "/update_weights", "/load_lora_adapter", "/sleep", "/shutdown"):
+        for kind in ("application/json", "application/octet-stream", "application/python-pickle"):
+            for body in (data, encoded, json.dumps(encoded), json.dumps({"prompt": {"data": encoded}})):
+                response = await front.client.post(path, content=body, headers={"content-type": kind})
+                assert response.status_code in (400, 404, 405, 415), (path, response.status_code)
+    assert not (tmp_path / "marker").exists()
+    assert not front.engine.requests
 
 
 async def test_refused_by_the_engine(front: Served) -> None:
