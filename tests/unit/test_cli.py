@@ -132,6 +132,25 @@ def test_what_cannot_be_is_one_line_and_exit_status_2(
     assert says in refused(capsys, *argv)
 
 
+UNBUILT = {
+    "tool-call-parser": "hermes", "reasoning-parser": "qwen3", "guided-decoding-backend": "x", "enable-lora": None,
+    "lora-modules": "a=b", "cuda-graph-sizes": "8", "compilation-config": "3", "speculative-config": "{}",
+    "num-speculative-tokens": "4", "quantization": "awq", "trust-remote-code": None, "allowed-media-domains": "x",
+    "tensor-parallel-size": "2", "enable-auto-tool-choice": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNBUILT)
+def test_A25_A27_A32_A36_A39_A45_A50_A56_A57_flags_of_what_is_not_built(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    value = UNBUILT[name]
+    said = refused(capsys, "serve", "--port", "0", "--" + name, *([] if value is None else [value]))
+    assert f"'--{name}' is not understood" in said
+    with pytest.raises(TypeError, match=name.replace("-", "_")):
+        EngineConfig(**{name.replace("-", "_"): value})
+
+
 def test_a_damaged_checkpoint_is_one_line(capsys: pytest.CaptureFixture[str], toy: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((toy / "config.json").read_bytes())
     assert str(tmp_path) in refused(capsys, "inspect", str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -172,6 +173,46 @@ def test_chat_with_another_template(llm: LLM) -> None:
     template = "{% for m in messages %}[{{ m.role }}]{% endfor %}{{ mood }}"
     (result,) = llm.chat(TURNS, greedy(), use_tqdm=False, chat_template=template, chat_template_kwargs={"mood": "glad"})
     assert bytes(result.prompt_token_ids) == b"[system][user]glad"
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_A20_the_offline_chat_has_one_bos(toy: Path, tmp_path: Path, adds_bos: bool) -> None:
+    """Written by the template; a raw text gets it by the tokenizer's rule, and the two share their beginning."""
+    folder = tmp_path / "bos"
+    shutil.copytree(toy, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    config |= {"bos_token": "<|endoftext|>", "add_bos_token": adds_bos, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    llm = LLM(str(folder), **SETTINGS)
+    text = "a text of thirty-two characters."
+    (chat,) = llm.chat([{"role": "user", "content": text}], greedy(2), use_tqdm=False)
+    assert chat.prompt_token_ids == [256, *text.encode()]
+    (raw,) = llm.generate(text, greedy(2), use_tqdm=False)
+    (marked,) = llm.generate("<|endoftext|>" + text, greedy(2), use_tqdm=False)
+    assert marked.prompt_token_ids == chat.prompt_token_ids
+    assert raw.prompt_token_ids == chat.prompt_token_ids[0 if adds_bos else 1 :]
+    assert marked.num_cached_tokens == 32
+    assert raw.num_cached_tokens == (32 if adds_bos else 0)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ lipsum.__globals__['os'].system('touch MARK') }}", "{{ ''.__class__.__mro__ }}"]
+)
+def test_A54_no_template_runs_code_offline(llm: LLM, toy: Path, tmp_path: Path, source: str) -> None:
+    """Neither the caller's own nor one that a model's folder brings."""
+    mark, folder = tmp_path / "mark", tmp_path / "model"
+    source = source.replace("MARK", str(mark))
+    with pytest.raises(RequestError):
+        llm.chat(TURNS, greedy(), use_tqdm=False, chat_template=source)
+    shutil.copytree(toy, folder)
+    (folder / "chat_template.jinja").write_text(source)
+    evil = LLM(str(folder), **SETTINGS)
+    for ask in (lambda: evil.chat(TURNS, greedy(), use_tqdm=False), lambda: list(evil.stream(TURNS, greedy()))):
+        with pytest.raises(RequestError):
+            ask()
+    assert not mark.exists()
+    assert len(ids_of(evil, "hello", greedy(3))) == 3
 
 
 # ---- stream
