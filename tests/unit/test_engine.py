@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from nanoserve.bench.toy import make_toy
 from nanoserve.core.config import EngineConfig
 from nanoserve.core.errors import ConfigError, ContextLengthError, OverloadedError, RequestError
 from nanoserve.core.params import SamplingParams
 from nanoserve.core.request import FinishReason
+from nanoserve.engine import choices
 from nanoserve.engine.admission import make_request
 from nanoserve.engine.build import build_engine
 from nanoserve.engine.engine import Engine
@@ -84,7 +87,7 @@ def lonely(checkpoint: Path) -> dict[str, list[int]]:
         {"max_num_batched_tokens": 8},
         {"max_num_seqs": 2},
         {"num_gpu_blocks_override": 20, "max_model_len": 72},
-        {"num_gpu_blocks_override": 18, "max_model_len": 70, "max_num_batched_tokens": 9},
+        {"num_gpu_blocks_override": 16, "max_model_len": 62, "max_num_batched_tokens": 9},
         {"enable_prefix_caching": False},
         {"block_size": 16},
     ],
@@ -99,16 +102,103 @@ def test_A34_neighbours_and_scheduling_change_nothing(
     tokens, ends = drain(engine)
     assert {name: tokens[name, 0] for name in PROMPTS} == lonely
     assert set(ends.values()) == {FinishReason.LENGTH}
-    if "preempting" in str(settings):
+    if "num_gpu_blocks_override" in settings:
         assert engine.stats.num_preemptions > 0
 
 
-def test_preemption_happens_in_the_small_pool(checkpoint: Path, lonely: dict[str, list[int]]) -> None:
-    engine = build(checkpoint, num_gpu_blocks_override=20, max_model_len=72)
-    for name, prompt in PROMPTS.items():
-        ask(engine, name, prompt, **MIXED[int(name[1:])])
-    drain(engine)
+def test_A34_logprobs_survive_a_preemption(checkpoint: Path) -> None:
+    """One for each token, none twice, and those of an undisturbed run."""
+
+    def run(**settings: Any) -> tuple[Engine, dict[Key, list[float]], dict[Key, int]]:
+        engine = build(checkpoint, **settings)
+        for name, prompt in PROMPTS.items():
+            ask(engine, name, prompt, **{**MIXED[int(name[1:])], "logprobs": 1})
+        found: dict[Key, list[float]] = {}
+        counts: dict[Key, int] = {}
+        while not engine.idle:
+            for update in engine.step():
+                key = (update.request_id, update.index)
+                found.setdefault(key, []).extend(entry.logprob for entry in update.logprobs)
+                counts[key] = counts.get(key, 0) + len(update.tokens)
+        return engine, found, counts
+
+    engine, found, counts = run(num_gpu_blocks_override=16, max_model_len=62, max_num_batched_tokens=9)
+    _, undisturbed, _ = run()
     assert engine.stats.num_preemptions > 0
+    assert {key: len(values) for key, values in found.items()} == counts == dict.fromkeys(found, 12)
+    for key, values in found.items():
+        assert values == pytest.approx(undisturbed[key], abs=1e-4)
+
+
+def test_A13_penalties_are_a_requests_own(checkpoint: Path) -> None:
+    prompts = {"plain": b"short one", "repeats": b"another one", "frequent": bytes(range(32, 112))}
+    penalties: dict[str, dict[str, float]] = {
+        "plain": {}, "repeats": {"repetition_penalty": 2.0}, "frequent": {"frequency_penalty": 1.5}
+    }  # fmt: skip
+
+    def run(*names: str) -> dict[str, list[int]]:
+        engine = build(checkpoint)
+        for name in names:
+            # Few tokens to choose from, so that the same ones would come again and again.
+            ask(engine, name, prompts[name], logit_bias=dict.fromkeys(range(97, 105), 30.0), **penalties[name])
+        tokens, _ = drain(engine)
+        return {name: tokens[name, 0] for name in names}
+
+    alone = {name: run(name)[name] for name in prompts}
+    for order in itertools.permutations(prompts):
+        assert run(*order) == alone
+    for name in ("repeats", "frequent"):
+        saved, penalties[name] = penalties[name], {}
+        assert run(name)[name] != alone[name], "the penalty made no difference"
+        penalties[name] = saved
+
+
+def test_A15_no_end_token_of_any_kind_before_min_tokens(tmp_path: Path) -> None:
+    engine = build(make_toy(tmp_path / "toy", eos_token_id=[2, 7]))
+    assert set(engine.info.eos_token_ids) == {2, 7}
+    want = {"logit_bias": {7: 100.0, 9: 90.0, 2: 80.0}, "min_tokens": 5, "max_tokens": 8, "ignore_eos": False}
+    ask(engine, "ends", b"prompt with 2 and 7: \2\7\7", **want)
+    ask(engine, "stops", b"prompt", **{**want, "ignore_eos": True}, stop_token_ids=(7, 9))
+    ask(engine, "neither", b"prompt", **{**want, "ignore_eos": True})
+    tokens, ends = drain(engine)
+    for name, never in (("ends", {2, 7}), ("stops", {7, 9})):
+        assert not never & set(tokens[name, 0][:5])
+        assert tokens[name, 0][5:] == [7]
+        assert ends[name, 0] is FinishReason.STOP
+    assert tokens["neither", 0] == [7] * 8
+
+
+def test_A39_a_step_writes_the_slots_of_its_own_tokens_and_no_other(checkpoint: Path) -> None:
+    """Batches of 3, 5 and fewer rows, in a pool whose last block is in use: as many slots have changed as tokens were
+    computed, and nobody reads one that was not written."""
+    prompts = [bytes(range(33 + 9 * i, 40 + 12 * i)) for i in range(5)]
+    expected = []
+    for prompt in prompts:
+        engine = build(checkpoint)
+        ask(engine, "alone", prompt)
+        expected.append(drain(engine)[0]["alone", 0])
+    blocks = sum(-(-(len(prompt) + 11) // 4) for prompt in prompts)
+    engine = build(checkpoint, num_gpu_blocks_override=blocks, max_model_len=40, enable_prefix_caching=False)
+    pool = engine._runner.pool
+    for cache in (pool.keys, pool.values):
+        cache.fill_(float("nan"))
+    for i in range(3):
+        ask(engine, str(i), prompts[i])
+    updates = engine.step()
+    for i in range(3, 5):
+        ask(engine, str(i), prompts[i])
+    updates += engine.step()
+    tokens, _ = drain(engine)
+    for i in range(5):
+        before = [token for update in updates if update.request_id == str(i) for token in update.tokens]
+        assert before + tokens[str(i), 0] == expected[i]
+    assert engine.stats.num_preemptions == 0
+    for cache in (pool.keys, pool.values):
+        for layer in cache:
+            written = ~layer.isnan()  # [blocks, heads, slots, channels]
+            assert written[blocks - 1].any()
+            assert not written[blocks:].any(), "nothing was padded"
+            assert int(written.sum()) == sum(len(prompt) + 11 for prompt in prompts) * layer[0, :, 0].numel()
 
 
 def test_A12_a_seed_gives_the_same_text_in_any_company(checkpoint: Path) -> None:
@@ -243,6 +333,29 @@ def test_A44_logits_that_are_not_finite_end_one_request_with_an_error(
     assert ends["bad", 0] is FinishReason.ERROR
     assert tokens["bad", 0] == []
     assert ("good", 0) in ends
+
+
+@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), [("auto", "auto"), ("float32", "bfloat16"), ("bfloat16", "auto")])
+def test_A44_hidden_states_over_65504_are_served(tmp_path: Path, dtype: str, kv_cache_dtype: str) -> None:
+    """As Gemma's are: float16 ends there."""
+    folder = make_toy(tmp_path / "toy")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"] *= 1e6
+    save_file({name: weight.half() if "norm" in name else weight for name, weight in weights.items()},
+              folder / "model.safetensors")  # fmt: skip
+    engine = build(folder, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+    ask(engine, "loud", b"loud", logprobs=1)
+    tokens, ends = drain(engine)
+    assert len(tokens["loud", 0]) == 12
+    assert ends["loud", 0] is FinishReason.LENGTH
+    with pytest.raises(ConfigError, match="--dtype float16 is not served on a CPU"):
+        build(folder, dtype="float16")
+
+
+def test_A48_a_model_larger_than_the_memory_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "available_bytes", lambda device: 100_000)
+    with pytest.raises(ConfigError, match=r"room for 0 blocks; one takes [\d,]+ bytes.*--kv-cache-memory-bytes"):
+        build(checkpoint, num_gpu_blocks_override=None)
 
 
 def test_A48_what_cannot_fit_is_refused_with_numbers(checkpoint: Path) -> None:
