@@ -98,6 +98,22 @@ def test_a_row_does_not_depend_on_its_batch_or_on_threads(library: Library, form
         assert torch.equal(BlockMatrix(load(threads), parts).matmul(x), whole)
 
 
+@pytest.mark.parametrize("weight", [Q4_1, Q6_K, *DTYPES], ids=str)
+def test_a_row_does_not_depend_on_a_batch_of_many(library: Library, weight: BlockFormat | torch.dtype) -> None:
+    """Long batches go in blocks, and rows end where vectors do not."""
+    columns = 1601 if isinstance(weight, torch.dtype) else 1792
+    dense = torch.randn(50, columns)
+    part = (Weight(dense.to(weight), (50, columns)) if isinstance(weight, torch.dtype)
+            else Weight(weight.quantize(dense), (50, columns), weight))  # fmt: skip
+    matrix = BlockMatrix(library, [part])
+    x = torch.randn(263, columns)
+    whole = matrix.matmul(x)
+    assert_is_matmul(matrix, [part], x)
+    for rows in (1, 4, 5, 6, 7, 64, 129):
+        for begin in (0, 126, 263 - rows):
+            assert torch.equal(matrix.matmul(x[begin : begin + rows]), whole[begin : begin + rows])
+
+
 @pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
 def test_gathered_rows_equal_the_dequantized(library: Library, format: BlockFormat) -> None:
     part = quantized(format, 40, 768)

@@ -50,6 +50,7 @@ INLINE void tile(const float* x, int64_t ldx, const uint8_t* const* w, int colum
         // The shorter side stays in registers while the longer passes.
         constexpr bool HOLD_X = MR < NR;
         constexpr int HELD = HOLD_X ? MR : NR, PASSING = HOLD_X ? NR : MR;
+#pragma GCC unroll 2
         for (int64_t c = 0; c < (int64_t)groups * GROUP; c += LANES) {
             vf held[HELD];
 #pragma GCC unroll 8
@@ -111,10 +112,11 @@ void strip(const float* x, int64_t ldx, const uint8_t* w, int64_t ldw, int rows,
         for (int n = 0; n < NR; n++) row[n] = w + std::min(n0 + n, rows - 1) * ldw;  // past the end: not stored
         float out[MR][NR];
         tile<F, MR, NR>(x, ldx, row, columns, NR * ldw, out);
-        int valid = std::min(NR, rows - n0);
         for (int m = 0; m < MR; m++) {
             float* at = y + m * ldy + n0;
-            for (int n = 0; n < valid; n++) at[n] = first ? out[m][n] : at[n] + out[m][n];
+#pragma GCC unroll 8
+            for (int n = 0; n < NR; n++)
+                if (n0 + n < rows) at[n] = first ? out[m][n] : at[n] + out[m][n];
         }
     }
 }
@@ -145,7 +147,7 @@ INLINE void decode_row(const uint8_t* row, int columns, float* out) {
         F::load(row, g, w);
         for (int i = 0; i < PARTS; i++) store(out + (int64_t)g * GROUP + i * LANES, w[i]);
     }
-    if (columns % GROUP) {
+    if (IsDense<F>::value && columns % GROUP) {
         vf w[PARTS];
         load_rest<F>(row, columns, w);
         for (int i = 0; i < PARTS; i++) store(out + (int64_t)groups * GROUP + i * LANES, w[i]);
@@ -165,9 +167,10 @@ void slab(const float* x, int64_t ldx, int64_t M, const uint8_t* w, int64_t row_
             strips<F, true>(x + k, ldx, M, wk, row_bytes, rows, columns, y, ldy, k == 0);
         } else {
             int64_t ld = (columns + GROUP - 1) / GROUP * GROUP + 16;  // + 16: rows do not share their cache sets
-            scratch.resize(PANEL * ld);
-            for (int n = 0; n < rows; n++) decode_row<F>(wk + n * row_bytes, columns, scratch.data() + n * ld);
-            strips<Float32, false>(x + k, ldx, M, (const uint8_t*)scratch.data(), ld * 4, rows, columns, y, ldy, k == 0);
+            scratch.resize(PANEL * ld + 16);
+            float* panel = (float*)(((uintptr_t)scratch.data() + 63) / 64 * 64);  // no load from two cache lines
+            for (int n = 0; n < rows; n++) decode_row<F>(wk + n * row_bytes, columns, panel + n * ld);
+            strips<Float32, false>(x + k, ldx, M, (const uint8_t*)panel, ld * 4, rows, columns, y, ldy, k == 0);
         }
     }
 }
