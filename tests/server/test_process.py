@@ -266,6 +266,22 @@ def test_usage_and_cached_tokens_on_a_repeat(server: RealServer) -> None:
     assert salted.usage.prompt_tokens_details.cached_tokens == 0
 
 
+def test_A38_another_salt_finds_nothing(server: RealServer) -> None:
+    prompt = "a long beginning that one tenant sends and another one would like to know of"
+
+    def cached(**salt: Any) -> int:
+        return complete(server, prompt, max_tokens=1, **salt).usage.prompt_tokens_details.cached_tokens
+
+    assert cached(cache_salt="a") == 0
+    for other in ({"cache_salt": "b"}, {}, {"cache_salt": "A"}, {"cache_salt": "a "}):
+        assert cached(**other) == 0
+    assert cached(cache_salt="a") == cached() == len(prompt) // 16 * 16
+    for bad in ("", 5, "x" * 257, ["a"]):
+        with pytest.raises(openai.BadRequestError) as caught:
+            cached(cache_salt=bad)
+        assert caught.value.param == "cache_salt"
+
+
 # ---- scripted pieces
 
 
@@ -498,6 +514,32 @@ def test_errors_are_the_clients_own(server: RealServer, stream: bool) -> None:
     assert server.at_rest()
 
 
+HARMFUL: list[dict[str, Any]] = [
+    {"logit_bias": {"259": 5}}, {"logit_bias": {"99999999": -100}}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"a": 1}},
+    {"logit_bias": {"5": 1000}}, {"prompt": [0, 259]}, {"prompt": ""}, {"prompt": [[]]}, {"stop_token_ids": [259]},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"pattern": "*["}}}]},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "objec"}}}},
+    {"structured_outputs": {"regex": "((("}}, {"structured_outputs": {"regex": "((a+)+)+b"}}, {"n": 10**9},
+    {"logprobs": 10**6}, {"stop": ["x"] * 10**5}, {"prompt": ["a"] * 10**5}, {"min_tokens": 10**9},
+    {"temperature": 1e999}, {"max_tokens": -1}, {"prompt": "x" * 10**6},
+]  # fmt: skip
+
+
+def test_A14_A29_A32_A51_what_harms_others_is_refused_beside_a_stream(server: RealServer) -> None:
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 400, "logit_bias": LETTERS}
+    stream = iter(server.client.completions.create(model="toy", prompt="healthy", stream=True, **asked))
+    text = next(stream).choices[0].text
+    for fields in HARMFUL:
+        body = json.dumps({"prompt": "a", "max_tokens": 1, **fields}).replace("Infinity", "1e999")
+        answer = server.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, (fields, answer.text)
+        assert answer.json()["error"]["param"].startswith(next(iter(fields)))
+    for chunk in stream:
+        text += chunk.choices[0].text
+    assert text == text_of(server, "healthy", **asked)
+    assert server.at_rest()
+
+
 def test_A48_what_can_never_fit_is_refused_and_the_queue_goes_on(server: RealServer) -> None:
     for prompt, limit in [("x" * 512, 1), ("x" * 500, 13)]:
         with pytest.raises(openai.BadRequestError, match="512") as caught:
@@ -507,16 +549,27 @@ def test_A48_what_can_never_fit_is_refused_and_the_queue_goes_on(server: RealSer
 
 
 async def test_A34_more_than_fits_at_once_is_right_all_the_same(server: RealServer, api: openai.AsyncOpenAI) -> None:
-    """The pool holds 1,024 tokens; these want 2,400."""
+    """The pool holds 1,024 tokens; these want 2,400. The last to come are preempted; some of them are streams."""
+    ways: list[dict[str, Any]] = [{}, {"temperature": 1, "seed": 5}, {"frequency_penalty": 0.1, "logprobs": 0}]
 
-    async def ask(i: int) -> str:
-        answer = await api.completions.create(model="toy", prompt=f"{i}" * 100, max_tokens=300, temperature=0,
-                                              logit_bias=LETTERS)  # fmt: skip
-        return answer.choices[0].text
+    async def ask(i: int) -> Said:
+        stream = await api.completions.create(**extra(
+            model="toy", prompt=f"{i}" * 100, max_tokens=300, temperature=0, logit_bias=LETTERS, stream=True,
+            return_token_ids=True) | ways[i % 3])  # fmt: skip
+        (said,) = (await streamed(stream))[0].values()
+        return said
 
-    alone = [await ask(i) for i in range(2)]
+    alone = [await ask(i) for i in range(6)]
+    before = server.metrics()["num_preemptions_total"]
     together = await asyncio.gather(*map(ask, range(6)))
-    assert list(together[:2]) == alone
+    assert server.metrics()["num_preemptions_total"] > before
+    assert [(said.text, said.ids, said.finish) for said in together] == [
+        (said.text, said.ids, "length") for said in alone
+    ]
+    assert {len(said.ids) for said in together} == {300}
+    for i in (2, 5):
+        for name, values in alone[i].logprobs.items():
+            assert len(together[i].logprobs[name]) == len(values) == 300
     assert server.at_rest()
 
 
@@ -549,9 +602,16 @@ async def hang_up(port: int, number: int) -> None:
 
 async def test_A33_clients_that_hang_up_leave_nothing_behind(server: RealServer) -> None:
     expected = text_of(server, "after all of them")
+
+    def resident() -> int:
+        return sum(process.memory_info().rss for process in (psutil.Process(server.process.pid), server.engine))
+
+    half = 0
     for start in range(0, 200, 10):
         await asyncio.gather(*[hang_up(server.port, number) for number in range(start, start + 10)])
+        half = half or (start >= 100 and resident())
     until(server.at_rest)
+    assert resident() - half < 16 << 20
     assert text_of(server, "after all of them") == expected
 
 
@@ -563,6 +623,26 @@ async def test_A33_connections_without_a_request(server: RealServer) -> None:
             await writer.drain()
             writer.close()
     assert server.at_rest()
+
+
+def test_A55_the_engines_process_has_no_address(server: RealServer) -> None:
+    """Its socket is one of a pair, made before it: nobody else can reach it. The front listens where it was told."""
+    assert not server.engine.net_connections("inet")
+    listening = [c for c in psutil.Process(server.process.pid).net_connections("inet") if c.status == "LISTEN"]
+    assert [connection.laddr for connection in listening] == [("127.0.0.1", server.port)]
+
+
+def test_A61_nothing_of_a_request_is_in_logs_or_metrics(scripted: RealServer) -> None:
+    names: list[dict[str, Any]] = [{}, {"model": "secret-model"}, {"temperature": "secret-type"}, {"secret_field": 1}]
+    for number in range(40):
+        fields = {"prompt": f"secret{number}", "user": f"secret{number}", "request_id": f"secret{number}",
+                  "max_tokens": 1, **names[number % 4]}  # fmt: skip
+        scripted.http.post("/v1/completions", json=fields)
+        scripted.http.get(f"/secret{number}?key=secret")
+    httpx.get(scripted.url + "/v1/models", headers={"authorization": "Bearer secret-guess"})
+    for text in (scripted.http.get("/metrics").text, scripted.output, scripted.errors):
+        assert "secret" not in text
+        assert "sesame" not in text
 
 
 # ---- the engine dies

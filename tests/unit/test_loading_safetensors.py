@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 
 import pytest
 import torch
@@ -158,9 +159,22 @@ def test_config_that_is_no_json_object(single, content):
         open_checkpoint(single)
 
 
-def test_quantized_checkpoint_is_refused_by_name(single):
-    (single / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}')
-    with pytest.raises(CheckpointError, match=r"config\.json: .* quant_method 'gptq', which is not supported yet"):
+QUANTIZED = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": True, "sym": False},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["lm_head"]},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*gate"]},
+    "fp8": {"quant_method": "fp8", "ignored_layers": ["model.layers.0"]},
+    "mystery": {"quant_method": "mystery", "bits": 3},
+    None: {"bits": 4},
+}
+
+
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_A45_a_quantized_checkpoint_is_refused_by_its_method(single, method):
+    (single / "config.json").write_text(json.dumps({"quantization_config": QUANTIZED[method]}))
+    with pytest.raises(
+        CheckpointError, match=rf"config\.json: .* quant_method {re.escape(repr(method))}, which is not supported yet"
+    ):
         open_checkpoint(single)
 
 
