@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.core.config import Decision, EngineConfig
@@ -35,8 +35,6 @@ from nanoserve.engine.messages import (
     Update,
 )
 
-relaxed = settings(deadline=None)  # other work may share the cores
-
 # ---- frames
 
 BODIES = [b"", b"a", b"\x00" * 4, bytes(range(256)), b"", b"end"]
@@ -56,7 +54,6 @@ def test_frames_cut_in_two_anywhere() -> None:
         assert [*frames.feed(STREAM[:cut]), *frames.feed(STREAM[cut:])] == BODIES
 
 
-@relaxed
 @given(st.lists(st.binary(max_size=40), max_size=8), st.data())
 def test_frames_cut_in_any_way(bodies: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(HEADER.pack(len(body)) + body for body in bodies)
@@ -168,13 +165,11 @@ def decoded(message: object, kind: Any) -> object:
     return msgspec.msgpack.decode(body, type=kind)
 
 
-@relaxed
 @given(commands)
 def test_commands_arrive_as_they_were_sent(message: Command) -> None:
     assert decoded(message, Command) == message
 
 
-@relaxed
 @given(reports)
 def test_reports_arrive_as_they_were_sent(message: Report) -> None:
     assert decoded(message, Report) == message

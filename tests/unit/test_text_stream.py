@@ -49,7 +49,7 @@ def joined(deltas):
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_A01_pushes_of_any_cut_join_to_the_whole_decoding(name, data):
     tokenizer = TOKENIZERS[name]
@@ -62,7 +62,7 @@ def test_A01_pushes_of_any_cut_join_to_the_whole_decoding(name, data):
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_A01_no_push_ends_in_half_a_character(name, data):
     tokenizer = TOKENIZERS[name]
@@ -154,7 +154,7 @@ def find_and_cut(text, stops, include):
     return text[: end if include else end + negative], stop
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.data())
 def test_A03_stop_strings_equal_find_and_cut_for_every_cut(data):
     text = data.draw(st.text("ab", max_size=24))
@@ -174,7 +174,7 @@ def test_A03_stop_strings_equal_find_and_cut_for_every_cut(data):
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_A03_streams_with_stop_strings_equal_find_and_cut(name, data):
     tokenizer = TOKENIZERS[name]

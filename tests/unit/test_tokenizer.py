@@ -23,7 +23,7 @@ GGUF = Path("toy.gguf")
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["bytes", "pieces"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.sampled_from("Hello world é€😀\n\t<|tool>▁")), parse=st.booleans())
 def test_texts_come_back_whole(tokenizer, text, parse):
     if tokenizer is PIECES:
