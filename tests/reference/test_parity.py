@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import transformers as hf
 
 from nanoserve.attention.interface import AttentionBackend
+from nanoserve.attention.native import NativeAttention
 from nanoserve.attention.reference import ReferenceAttention
 from nanoserve.attention.sdpa import SdpaAttention
 from nanoserve.models.families import model_config
 from nanoserve.models.parameters import num_parameters, parameters
 from nanoserve.models.transformer import Transformer
+from nanoserve.ops.native.library import load
 from reference.harness import Run, config_json, error, greedy, ours, prefill, random_model, reference_logits
 from reference.variants import SIZES, VARIANTS
 
@@ -56,9 +58,13 @@ def test_the_reference_backend_agrees(name: str) -> None:
     assert error(prefill(Run(model, 32), PROMPT, [5]), reference_logits(theirs, PROMPT)) <= LIMIT
 
 
-@pytest.mark.parametrize("backend", [SdpaAttention, ReferenceAttention])
+def native_attention() -> NativeAttention:
+    return NativeAttention(load(threads=1))
+
+
+@pytest.mark.parametrize("backend", [SdpaAttention, ReferenceAttention, native_attention])
 @pytest.mark.parametrize("chunk", [1, 5, 16, 17, 36, 64])
-def test_A35_chunks_never_see_what_is_not_written(chunk: int, backend: type[SdpaAttention]) -> None:
+def test_A35_chunks_never_see_what_is_not_written(chunk: int, backend: Callable[[], AttentionBackend]) -> None:
     ids = (PROMPT * 2)[:37]
     theirs, model = pair(VARIANTS["llama"](), 64, backend())
     assert error(prefill(Run(model, 64, block_size=16), ids, [chunk]), reference_logits(theirs, ids)) <= LIMIT
@@ -75,8 +81,9 @@ WINDOWED = {
 
 @pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("length", [7, 8, 9, 20])
-def test_A40_sliding_window_at_its_edges(name: str, length: int) -> None:
-    theirs, model = pair(WINDOWED[name](), 64)
+@pytest.mark.parametrize("backend", [SdpaAttention, native_attention])
+def test_A40_sliding_window_at_its_edges(name: str, length: int, backend: Callable[[], AttentionBackend]) -> None:
+    theirs, model = pair(WINDOWED[name](), 64, backend())
     for chunks in ([length], [3], [8, 1]):
         tokens, logits = greedy(Run(model, 64), PROMPT[:length], 40 - length, chunks)
         expected = reference_logits(theirs, PROMPT[:length] + tokens)
