@@ -149,7 +149,7 @@ async def test_A21_the_template_refuses() -> None:
     assert (await served().post(CHAT, {"messages": [developer]})).status_code == 200
 
 
-async def test_A21_no_template() -> None:
+async def test_A21_A46_no_template() -> None:
     front = served(tokenizer=byte_tokenizer(chat_template=None))
     assert error_of(await front.chat())["code"] == "no_chat_template"
     assert (await front.complete()).status_code == 200

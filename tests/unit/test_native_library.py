@@ -72,7 +72,9 @@ def test_processes_that_build_at_once_agree(tmp_path: Path) -> None:
 
 
 def test_a_second_build_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", fake_compiler(tmp_path / "bin", "import sys; '--version' in sys.argv or open(sys.argv[-1], 'w')"))
+    monkeypatch.setenv(
+        "PATH", fake_compiler(tmp_path / "bin", "import sys; '--version' in sys.argv or open(sys.argv[-1], 'w')")
+    )
     path = build(tmp_path)
     monkeypatch.setattr(library, "_run_all", lambda commands: pytest.fail("compiled again"))
     assert build(tmp_path) == path
