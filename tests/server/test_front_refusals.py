@@ -19,6 +19,7 @@ from nanoserve.server import body as bodies
 from nanoserve.server import prompts
 from nanoserve.server.settings import ServerSettings
 from nanoserve.text import sandbox
+from nanoserve.text.tokenizer import Tokenizer
 from server.fake_engine import FakeEngine
 from server.front_fixtures import CHATML, Served, byte_tokenizer, error_of, served
 
@@ -269,6 +270,27 @@ async def test_A51_what_is_long_is_read_and_rendered_beside_the_loop(
     front = served(FakeEngine(max_model_len=10**6))
     assert (await front.post(CHAT, {"messages": turns, "max_tokens": 1})).status_code == 200
     assert workers == {("parse", False), ("encode_chat", False)}
+
+
+async def test_A51_what_can_never_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizing takes a hundred times a text's memory."""
+    front = served(FakeEngine(max_model_len=64))
+    fits = await front.complete("x" * (64 * 128))
+    assert "8192" in error_of(fits)["message"], "the number of tokens, while they are counted"
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("tokenized"))
+    monkeypatch.setattr(Tokenizer, "encode_marked", lambda *_, **__: pytest.fail("tokenized"))
+    long = "x" * (64 * 128 + 1)
+    for fields in ({}, {"stream": True}, {"truncate_prompt_tokens": 8}):
+        for refused, param in (
+            (await front.complete(long, **fields), "prompt"),
+            (await front.complete(["a", long], **fields), "prompt"),
+            (await front.chat(long, **fields), "messages"),
+        ):
+            error = error_of(refused)
+            assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+            assert "64 tokens" in error["message"]
+    assert error_of(await front.post("/tokenize", {"prompt": long}))["param"] == "prompt"
+    assert not front.engine.requests
 
 
 async def test_A57_images_are_refused_and_not_fetched(front: Served) -> None:

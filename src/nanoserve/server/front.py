@@ -42,7 +42,7 @@ class Front:
             tokenizer,
             settings,
             Metrics(engine),
-            Prompts(tokenizer, template),
+            Prompts(tokenizer, template, engine.info.max_model_len),
             msgspec.structs.replace(engine.info, vocab_size=min(engine.info.vocab_size, tokenizer.vocab_size)),
             settings.served_model_name or (Path(engine.info.model).stem,),
         )
