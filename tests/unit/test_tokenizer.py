@@ -296,6 +296,7 @@ def test_A46_no_chat_template():
         (byte_metadata(merges=None), "merges"),
         (byte_metadata(merges=["q zz"]), "merges"),
         (byte_metadata(merges=["nospace"]), "merges"),
+        (byte_metadata(merges=["q z"]), "merges"),
         (byte_metadata(bos_token_id=10**6), "bos_token_id"),
         (byte_metadata(eos_token_id=-1), "eos_token_id"),
         (byte_metadata(eos_token_id="2"), "eos_token_id"),

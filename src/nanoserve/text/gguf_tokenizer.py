@@ -119,6 +119,9 @@ class _Reader:
             raise self.error("has no tokenizer.ggml.merges")
         # The first part may begin with a space, in vocabularies that write spaces as they are.
         merges = [(line[: (at := line.find(" ", 1))], line[at + 1 :]) for line in lines]
+        # The tokenizers library panics where the whole is no token.
+        if odd := next((merge for merge in merges if "".join(merge) not in vocab), None):
+            raise self.error(f"has tokenizer.ggml.merges that do not fit its tokens: {odd!r:.60} make none")
         try:
             model = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.whole_words)
         except Exception as error:  # tokenizers raises nothing narrower
