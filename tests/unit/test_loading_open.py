@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from nanoserve.loading.safetensors_checkpoint import SafetensorsCheckpoint
 from nanoserve.models.families import model_config
 from nanoserve.models.parameters import parameters
 from nanoserve.quant.weight import DenseMatrix
+from nanoserve.text.load import load_tokenizer
 from tiny_gguf import write
 
 CONFIG = {
@@ -144,3 +146,51 @@ def test_sampling_defaults_are_the_generation_configs(tmp_path: Path) -> None:
     config.write_text(json.dumps({"temperature": -1}))
     with pytest.raises(CheckpointError, match="temperature"):
         sampling_defaults(open_checkpoint(folder))
+
+
+def test_a_gguf_without_its_suffix_or_in_a_folder_has_its_tokenizer_too(tmp_path):
+    write(tmp_path / "x.gguf", keys={"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0] * 40})
+    (tmp_path / "link").symlink_to("x.gguf")
+    for path in (tmp_path / "x.gguf", tmp_path / "link", tmp_path):
+        assert load_tokenizer(path).vocab_size == 40
+
+
+SMALL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+         "model.safetensors")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to nothing", "link to itself"])
+def test_A47_what_is_there_and_no_file_is_named_and_never_waited_for(tmp_path, name, kind):
+    file = make_toy(tmp_path) / name
+    file.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "link to nothing":
+            file.symlink_to("nothing")
+        case _:
+            file.symlink_to(file)
+    read = (
+        load_tokenizer
+        if name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+        else open_checkpoint
+    )
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(file))} is (not a file|a link that leads to no file)"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_json_may_begin_with_a_byte_order_mark(tmp_path, name):
+    file = make_toy(tmp_path) / name
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    open_checkpoint(tmp_path)
+    assert load_tokenizer(tmp_path).chat_template
+
+
+def test_a_chat_template_that_is_no_text_is_named(tmp_path):
+    (make_toy(tmp_path) / "chat_template.jinja").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be read"):
+        load_tokenizer(tmp_path)

@@ -210,3 +210,11 @@ def test_A56_code_in_the_folder_is_never_run(single):
     for name in found:
         found.read(name)
     assert not (single / "marker").exists()
+
+
+@pytest.mark.parametrize("name", [None, 3, "", {}, [], "a\0b", "x" * 300, "loop"])
+def test_an_index_whose_files_have_no_possible_name(sharded, name):
+    (sharded / "loop").symlink_to("loop")
+    index(sharded, {"a.weight": FIRST, "b.weight": name, "c": SECOND})
+    with pytest.raises(CheckpointError, match=re.escape(str(sharded))):
+        open_checkpoint(sharded)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nanoserve.core.errors import CheckpointError
 from nanoserve.loading.checkpoint import Checkpoint
+from nanoserve.loading.files import read_json, read_optional_json
 from nanoserve.loading.gguf import MAGIC
 
 
@@ -19,7 +20,8 @@ def open_checkpoint(path: Path, load_format: str = "auto", seed: int = 0) -> Che
     try:
         match load_format:
             case "auto":
-                return _open_gguf(path) if _is_gguf(path) else _open_folder(path)
+                gguf = find_gguf(path)
+                return _open_folder(path) if gguf is None else _open_gguf(gguf)
             case "gguf":
                 return _open_gguf(path)
             case "safetensors":
@@ -31,28 +33,33 @@ def open_checkpoint(path: Path, load_format: str = "auto", seed: int = 0) -> Che
     raise CheckpointError(f"{path}: the load format {load_format!r} is unknown")
 
 
-def _is_gguf(path: Path) -> bool:
-    """A file by its first bytes or its name; a folder that holds such a file and no safetensors."""
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that `path` is, by its first bytes or its name, or that it holds beside no safetensors. Raises
+    CheckpointError where it holds several, and OSError."""
     if path.is_dir():
-        return bool(_files(path, ".gguf")) and not _files(path, ".safetensors")
+        return _only_gguf(path) if _files(path, ".gguf") and not _files(path, ".safetensors") else None
+    if not path.is_file():
+        return None
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC or path.suffix == ".gguf"
+        return path if file.read(len(MAGIC)) == MAGIC or path.suffix == ".gguf" else None
 
 
 def _files(folder: Path, suffix: str) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix == suffix)
 
 
+def _only_gguf(folder: Path) -> Path:
+    files = _files(folder, ".gguf")
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files[:10]) or "none"
+        raise CheckpointError(f"{folder} should hold one .gguf file, or be one; found: {found}")
+    return files[0]
+
+
 def _open_gguf(path: Path) -> Checkpoint:
     from nanoserve.loading.gguf_checkpoint import GgufCheckpoint
 
-    if path.is_dir():
-        files = _files(path, ".gguf")
-        if len(files) != 1:
-            found = ", ".join(file.name for file in files[:10]) or "none"
-            raise CheckpointError(f"{path} should hold one .gguf file, or be one; found: {found}")
-        path = files[0]
-    return GgufCheckpoint(path)
+    return GgufCheckpoint(_only_gguf(path) if path.is_dir() else path)
 
 
 def _open_folder(path: Path) -> Checkpoint:
@@ -73,10 +80,9 @@ def _open_folder(path: Path) -> Checkpoint:
 
 def _open_dummy(path: Path, seed: int) -> Checkpoint:
     from nanoserve.loading.dummy import DummyCheckpoint
-    from nanoserve.loading.safetensors_checkpoint import read_json, read_optional_json
 
-    if _is_gguf(path):
-        real = _open_gguf(path)
+    if gguf := find_gguf(path):
+        real = _open_gguf(gguf)
         return DummyCheckpoint(real.path, real.config, real.generation_config, seed)
     generation_config = read_optional_json(path / "generation_config.json")
     return DummyCheckpoint(path, read_json(path / "config.json"), generation_config, seed)

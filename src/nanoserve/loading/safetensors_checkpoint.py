@@ -5,7 +5,7 @@ Nothing in the folder is ever run: `auto_map` and the like are ignored, pickles 
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from nanoserve.core.errors import CheckpointError
+from nanoserve.loading.files import is_there, read_json, read_optional_json, require_file
 
 if TYPE_CHECKING:
     from nanoserve.quant.weight import Weight
@@ -21,7 +22,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 DTYPES = ("F32", "F16", "BF16")
-MAX_JSON_BYTES = 1 << 26
 
 
 class SafetensorsCheckpoint:
@@ -73,26 +73,8 @@ class SafetensorsCheckpoint:
                 self._dtypes[name] = header.get_dtype()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a file. Raises CheckpointError."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} is over {MAX_JSON_BYTES} bytes long")
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing") from error
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return content
-
-
-def read_optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
-
-
 def _open(shard: Path, framework: str) -> Any:
+    require_file(shard)
     try:
         return safe_open(shard, framework=framework)
     except (OSError, SafetensorError) as error:
@@ -101,9 +83,9 @@ def _open(shard: Path, framework: str) -> Any:
 
 def _shards(path: Path) -> tuple[list[Path], dict[str, Path]]:
     """The files with weights, and which tensor the index, if there is one, has in which of them."""
-    if (path / SINGLE).exists():
+    if is_there(path / SINGLE):
         return [path / SINGLE], {}
-    if not (path / INDEX).exists():
+    if not is_there(path / INDEX):
         if pickles := sorted(file.name for file in path.iterdir() if file.suffix in PICKLES):
             raise CheckpointError(
                 f"{path} has its weights as pickles ({', '.join(pickles[:3])}), which are not loaded: they can run "
@@ -113,21 +95,27 @@ def _shards(path: Path) -> tuple[list[Path], dict[str, Path]]:
     weight_map = read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path / INDEX} has no weight_map")
-    files = {name: _shard(path, name) for name in dict.fromkeys(map(str, weight_map.values()))}
+    if odd := [name for name in weight_map.values() if not isinstance(name, str) or "\0" in name]:
+        raise CheckpointError(f"{path / INDEX} names {odd[0]!r:.60}, which is not the name of a file")
+    files = {name: _shard(path, name) for name in dict.fromkeys(weight_map.values())}
     if missing := [str(file) for file in files.values() if not file.exists()]:
         raise CheckpointError(f"{path / INDEX} names files that are missing: {', '.join(missing[:10])}")
-    return list(files.values()), {tensor: files[str(name)] for tensor, name in weight_map.items()}
+    return list(files.values()), {tensor: files[name] for tensor, name in weight_map.items()}
 
 
 def _shard(path: Path, name: str) -> Path:
     """A file of the folder itself. The snapshots of the Hugging Face cache link into the `blobs` beside them."""
     file = path / name
-    homes = [path.resolve()]
-    if path.resolve().parent.name == "snapshots":
-        homes.append(path.resolve().parent.parent / "blobs")
-    if PurePosixPath(name).name != name or "\\" in name or file.resolve().parent not in homes:
+    homes = [_real(path)]
+    if _real(path).parent.name == "snapshots":
+        homes.append(_real(path).parent.parent / "blobs")
+    if PurePosixPath(name).name != name or "\\" in name or _real(file).parent not in homes:
         raise CheckpointError(f"{path / INDEX} names {name!r}, which is not a file inside {path}")
     return file
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve raises where links go in a circle
 
 
 def _refuse_quantized(path: Path, config: dict[str, Any]) -> None:

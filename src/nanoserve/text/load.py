@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanoserve.core.errors import CheckpointError
+from nanoserve.loading.files import is_there, read_optional_json, read_text, require_file
+from nanoserve.loading.open import find_gguf
 from nanoserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -16,26 +17,31 @@ if TYPE_CHECKING:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Raises CheckpointError naming the file and the fact."""
-    if path.is_dir():
-        return _from_folder(path)
-    if path.suffix == ".gguf":
+    try:
+        gguf = None if is_there(path / "tokenizer.json") else find_gguf(path)
+    except OSError as error:  # not allowed to read it, for one
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if gguf is not None:
         from nanoserve.loading.gguf import read_gguf
         from nanoserve.text.gguf_tokenizer import gguf_tokenizer
 
-        return gguf_tokenizer(read_gguf(path).metadata, path)
-    raise CheckpointError(f"{path}: no tokenizer there; it must be a folder with a tokenizer.json, or a .gguf file")
+        return gguf_tokenizer(read_gguf(gguf).metadata, gguf)
+    if path.is_dir():
+        return _from_folder(path)
+    raise CheckpointError(f"{path}: no tokenizer there; it must be a folder with a tokenizer.json, or a GGUF file")
 
 
 def _from_folder(folder: Path) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
 
     file = folder / "tokenizer.json"
-    if not file.is_file():
+    if not is_there(file):
         found = [name for name in ("tokenizer.model", "vocab.json") if (folder / name).is_file()]
         hint = (
             f"; {found[0]} alone is not read: save it as tokenizer.json with the model's own library" if found else ""
         )
         raise CheckpointError(f"{folder} has no tokenizer.json, which the tokenizer is read from{hint}")
+    require_file(file)
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing narrower
@@ -43,9 +49,9 @@ def _from_folder(folder: Path) -> Tokenizer:
     backend.no_padding()
     backend.no_truncation()
 
-    config = _read(folder / "tokenizer_config.json")
+    config = read_optional_json(folder / "tokenizer_config.json")
     _add_missing(backend, config.get("added_tokens_decoder"), folder)
-    named = _named_tokens({**_read(folder / "special_tokens_map.json"), **config})
+    named = _named_tokens({**read_optional_json(folder / "special_tokens_map.json"), **config})
     bos_id, eos_id = (_id(backend, named.get(name)) for name in ("bos_token", "eos_token"))
     prefix, suffix = _frame(backend)
     # A flag that is there overrides the rule in tokenizer.json.
@@ -65,18 +71,6 @@ def _from_folder(folder: Path) -> Tokenizer:
         )
     except CheckpointError as error:
         raise CheckpointError(f"{file}: {error}") from error
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds no JSON object")
-    return value
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -125,10 +119,10 @@ def _add_missing(backend: tokenizers.Tokenizer, entries: Any, folder: Path) -> N
 def _chat_template(folder: Path, configured: Any) -> str | None:
     """A file of its own goes before the configuration; of several named templates, the one named default."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    if is_there(file):
+        return read_text(file)
     if configured is None:
-        configured = _read(folder / "chat_template.json").get("chat_template")
+        configured = read_optional_json(folder / "chat_template.json").get("chat_template")
     if isinstance(configured, list):
         try:
             configured = {entry["name"]: entry["template"] for entry in configured}.get("default")
