@@ -12,11 +12,12 @@ test: .venv/test.done
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: .venv/test.done
-	$(BIN)/ruff format src tests && $(BIN)/ruff check --fix src tests && $(BIN)/mypy && $(BIN)/lint-imports importlinter.ini
+	$(BIN)/ruff format src tests bench && $(BIN)/ruff check --fix src tests bench && $(BIN)/mypy && $(BIN)/lint-imports importlinter.ini
 
 # torch goes first and by itself: another package that asks for it would take a CUDA build of gigabytes.
 .venv/torch.done: constraints.txt
 	$(PYTHON) -m venv .venv
+	@echo "installing torch (the CPU build is about 200 MB) ..."
 	$(PIP) torch
 	touch $@
 

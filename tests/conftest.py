@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 # No verdict depends on how busy the machine is, nor on luck: examples are the same in every run.
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
+
+# A shell that starts the tests in the background has Ctrl-C ignored, and so would they.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

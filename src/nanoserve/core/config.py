@@ -44,8 +44,12 @@ class EngineConfig:
     block_size: int = setting(16, "tokens in a KV block")
     kv_cache_dtype: str = setting("auto", "type of the KV cache", DTYPES)
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts that begin alike")
-    max_num_seqs: int | None = setting(None, "most sequences that run at the same time")
-    max_num_batched_tokens: int | None = setting(None, "most tokens computed in one step")
+    max_num_seqs: int | None = setting(
+        None, "most sequences that run at the same time; default: 32 on a CPU, 256 on a GPU"
+    )
+    max_num_batched_tokens: int | None = setting(
+        None, "most tokens computed in one step; default: 256 on a CPU, 8192 on a GPU"
+    )
     max_num_queued_reqs: int = setting(1024, "most requests that wait; beyond it they are refused with 429")
 
     def __post_init__(self) -> None:

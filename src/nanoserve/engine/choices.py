@@ -38,7 +38,7 @@ class Choices:
     def sampling_defaults(self, checkpoint: Checkpoint) -> dict[str, int | float]:
         if self.config.generation_config == "none":
             return {}
-        known = KNOWN.get(self.config.model)
+        known = next((file for file in KNOWN.values() if file.filename == checkpoint.path.name), None)
         defaults = sampling_defaults(checkpoint) or (known.sampling if known else {})
         if defaults:
             text = ", ".join(f"{name} {value}" for name, value in defaults.items())

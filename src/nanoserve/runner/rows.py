@@ -1,4 +1,4 @@
-"""RowTable: the device-side mirror of running sequences. `apply` and the sampler are its only writers."""
+"""RowTable: the runner's mirror of running sequences, in host memory. `apply` and `append` are its only writers."""
 
 from __future__ import annotations
 

@@ -52,6 +52,13 @@ class Server(uvicorn.Server):
         scheme = "https" if self.config.is_ssl else "http"
         self._on_ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{self.config.root_path}")
 
+    def _stop(self, number: int) -> None:
+        running = len(self.server_state.tasks)
+        if running and not self.should_exit:
+            seconds = self.config.timeout_graceful_shutdown
+            print(f"stopping: {running} requests have {seconds} s to end; another signal ends them now", flush=True)
+        self.handle_exit(number, None)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """A signal ends `serve`, which returns; uvicorn's own way would raise the signal again, and kill this
@@ -62,7 +69,7 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM)
         for number in signals:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+            loop.add_signal_handler(number, self._stop, number)
         try:
             yield
         finally:

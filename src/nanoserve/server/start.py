@@ -50,7 +50,7 @@ async def _serve(
     on_ready: Callable[[str, EngineInfo], None],
     seconds: dict[str, float],
 ) -> None:
-    loading = asyncio.create_task(EngineProcess.start(config, on_progress))
+    loading = asyncio.create_task(EngineProcess.start(dataclasses.replace(config, model=str(path)), on_progress))
     mark = time.perf_counter()
     try:
         tokenizer = await asyncio.to_thread(_load_front, Path(config.tokenizer or path))

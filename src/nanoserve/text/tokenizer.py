@@ -117,7 +117,7 @@ class Tokenizer:
             original[renamed] = id
         return backend, original
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool) -> str:
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         skipped = self.special_ids if skip_special else ()
         text = b"".join(self.token_bytes(id) for id in ids if id not in skipped).decode(errors="replace")
         return text[1:] if self.strips_first_space and text.startswith(" ") else text

@@ -65,7 +65,7 @@ def _function(library: ctypes.CDLL, name: str, result: type | None, *arguments: 
 
 
 def load(threads: int, cache: Path | None = None) -> Library:
-    """Compile if need be (about 15 s, once) and load. `threads` counts the caller. Raises NativeError."""
+    """Compile if need be (about 20 s, once) and load. `threads` counts the caller. Raises NativeError."""
     path = build(cache or cache_folder())
     try:
         return Library(path, threads)
