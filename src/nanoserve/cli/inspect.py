@@ -44,6 +44,7 @@ class Facts:
     blocks: int
     tokens: int
     max_model_len: int
+    default_blocks: int  # what `serve` would take
     sequences: int  # of that length, at the same time
     bandwidth: float  # GB/s
     bandwidth_measured: bool
@@ -64,25 +65,21 @@ def inspect(arguments: argparse.Namespace) -> int:
 
 def gather(config: EngineConfig, path: Path, bandwidth: float | None) -> Facts:
     """`bandwidth` in GB/s; None: measured. Raises CheckpointError or ConfigError."""
-    import torch
-
     from nanoserve.attention.interface import KVPool
+    from nanoserve.engine.choices import Choices
     from nanoserve.loading.open import open_checkpoint
     from nanoserve.models.families import model_config
     from nanoserve.models.parameters import num_parameters
 
     checkpoint = open_checkpoint(path, config.load_format, config.seed)
     model = model_config(checkpoint.config)
-    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if cuda else "cpu")
-    dtype = _dtype(config, cuda)
+    choices = Choices(config)  # as `serve` makes them
+    device = choices.device()
+    dtype = choices.kv_dtype(choices.dtype(device))
     by_type = _weight_types(checkpoint)
     weight_bytes = sum(by_type.values())
     per_token = KVPool.bytes_per_token(model.num_layers, model.num_key_value_heads, model.head_dim, dtype)
-    longest = model.max_position_embeddings
-    length = config.max_model_len or longest
-    if length > longest:
-        raise ConfigError(f"--max-model-len is {length}, and the model's positions end at {longest}")
+    length, default_blocks = choices.pool_size(model, device, dtype, per_token)
     memory, blocks = _room(config, device, weight_bytes, config.block_size * per_token)
     speed = bandwidth or measured_bandwidth(device)
     read = weight_bytes - _unread_bytes(checkpoint, model)
@@ -102,6 +99,7 @@ def gather(config: EngineConfig, path: Path, bandwidth: float | None) -> Facts:
         blocks=blocks,
         tokens=blocks * config.block_size,
         max_model_len=length,
+        default_blocks=default_blocks,
         sequences=blocks // -(-length // config.block_size),
         bandwidth=speed,
         bandwidth_measured=bandwidth is None,
@@ -120,6 +118,7 @@ def table(facts: Facts) -> str:
         ("KV cache", f"{facts.kv_bytes_per_token:,} bytes a token ({facts.kv_dtype})"),
         ("fits here", f"{facts.blocks:,} blocks of {facts.block_size}, {facts.tokens:,} tokens, "
                       f"in {facts.memory_bytes / 1e9:,.1f} GB of {facts.device} memory"),
+        ("serve takes", f"{facts.default_blocks:,} of these blocks, unless --kv-cache-memory-bytes says otherwise"),
         ("sequences", f"{facts.sequences:,} of {facts.max_model_len:,} tokens at the same time"),
         ("bandwidth", f"{facts.bandwidth:,.1f} GB/s ({'measured' if facts.bandwidth_measured else 'given'})"),
         ("floor", f"{facts.floor_ms:.3f} ms a token at the start of one sequence, {facts.floor_full_ms:.3f} ms "
@@ -139,16 +138,6 @@ def measured_bandwidth(device: torch.device) -> float:
         float(data.sum())  # waits for the device
         best = min(best, time.perf_counter() - began)
     return PROBE_BYTES / best / 1e9
-
-
-def _dtype(config: EngineConfig, cuda: bool) -> torch.dtype:
-    import torch
-
-    for name in (config.kv_cache_dtype, config.dtype):
-        if name != "auto":
-            chosen: torch.dtype = getattr(torch, name)
-            return chosen
-    return torch.bfloat16 if cuda else torch.float32
 
 
 def _weight_types(checkpoint: Checkpoint) -> dict[str, int]:

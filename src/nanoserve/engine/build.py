@@ -56,7 +56,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
 
     device = choices.device()
     dtype = choices.dtype(device)
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+    kv_dtype = choices.kv_dtype(dtype)
     kv_heads, head_dim = facts.num_key_value_heads, facts.head_dim
     bytes_per_token = KVPool.bytes_per_token(facts.num_layers, kv_heads, head_dim, kv_dtype)
     max_len, num_blocks = choices.pool_size(facts, device, dtype, bytes_per_token)

@@ -76,6 +76,10 @@ class Choices:
             return torch.bfloat16
         return getattr(torch, self.config.dtype)  # type: ignore[no-any-return]
 
+    def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Of the KV cache; `dtype` is the activations'."""
+        return dtype if self.config.kv_cache_dtype == "auto" else getattr(torch, self.config.kv_cache_dtype)
+
     def backend(self, device: torch.device, dtype: torch.dtype) -> Backend:
         threads = self.config.threads or available_cores()
         if self.config.threads is not None:
