@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import operator
+import os
 import signal
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +26,8 @@ from nanoserve.core.request import FinishReason, Request
 from nanoserve.engine.admission import make_request
 from nanoserve.engine.build import build_engine
 from nanoserve.engine.messages import Update
-from nanoserve.text.chat import ChatTemplate, encode_chat
+from nanoserve.loading.pull import pull
+from nanoserve.text.chat import RESERVED, ChatTemplate, encode_chat
 from nanoserve.text.load import load_tokenizer
 from nanoserve.text.stream import Delta, TextStream
 from nanoserve.text.tokenizer import Tokenizer
@@ -69,17 +73,20 @@ class LLM:
         llm = LLM("smollm2-135m-instruct")
         print(llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text)
 
-    `settings` are the fields of EngineConfig. Raises ConfigError, CheckpointError or PullError.
+    `settings` are the fields of EngineConfig. Raises ConfigError, CheckpointError or PullError. Threads may share
+    one; their calls take turns, a step at a time.
     """
 
-    def __init__(self, model: str = "smollm2-135m-instruct", **settings: Any):
-        self.config = EngineConfig(model=model, **settings)
+    def __init__(self, model: str | os.PathLike[str] = "smollm2-135m-instruct", **settings: Any):
+        self.config = EngineConfig(model=os.fspath(model), **settings)
         bars = _Bars()
         try:
+            path = pull(self.config.model, revision=self.config.revision, progress=bars)
+            # Before the weights: what is wrong with it is told at once.
+            self.tokenizer: Tokenizer = load_tokenizer(Path(self.config.tokenizer or path))
             self._engine = build_engine(self.config, bars)
         finally:
             bars.close()
-        self.tokenizer: Tokenizer = load_tokenizer(Path(self.config.tokenizer or self._engine.info.model))
         # Embedding rows past the tokenizer's last id are padding of the checkpoint's.
         vocab_size = min(self._engine.info.vocab_size, self.tokenizer.vocab_size)
         self.info = msgspec.structs.replace(self._engine.info, vocab_size=vocab_size)
@@ -87,6 +94,8 @@ class LLM:
         self._template = None if source is None else ChatTemplate(source, self.tokenizer.special_tokens)
         self._numbers = itertools.count()
         self._jobs: dict[str, _Job] = {}
+        self._lock = threading.Lock()  # of the engine and of _jobs
+        self._left: deque[_Job] = deque()  # whose callers are gone
 
     def generate(
         self,
@@ -98,7 +107,7 @@ class LLM:
         """Continue each prompt (text or token ids); results come in the order of the prompts. One SamplingParams
         serves all, or there is one for each. Raises RequestError, before anything runs, where one cannot be served."""
         many = _as_prompts(prompts)
-        params = _one_each(sampling_params or self.default_sampling_params(), len(many))
+        params = _one_each(self.default_sampling_params() if sampling_params is None else sampling_params, len(many))
         jobs = [self._job(prompt, sampling) for prompt, sampling in zip(many, params, strict=True)]
         return self._finish(jobs, use_tqdm)
 
@@ -115,11 +124,20 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several."""
-        single = bool(messages) and isinstance(messages[0], dict)
-        conversations: list[Any] = [messages] if single else list(messages)
-        template = (
-            self._template if chat_template is None else ChatTemplate(chat_template, self.tokenizer.special_tokens)
-        )
+        if not isinstance(messages, (list, tuple)):
+            raise RequestError(f"messages must be a list, not a {type(messages).__name__}", param="messages")
+        kwargs = chat_template_kwargs or {}
+        if reserved := RESERVED & kwargs.keys():
+            raise RequestError(
+                f"chat_template_kwargs may not hold {min(reserved)!r}, which is set otherwise",
+                param="chat_template_kwargs",
+            )
+        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
+        template = self._template
+        if chat_template is not None:
+            if not isinstance(chat_template, str):
+                raise RequestError("chat_template must be the text of a template", param="chat_template")
+            template = ChatTemplate(chat_template, self.tokenizer.special_tokens)
         prompts = [
             self._render(
                 conversation,
@@ -127,7 +145,7 @@ class LLM:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
+                **kwargs,
             )
             for conversation in conversations
         ]
@@ -137,9 +155,9 @@ class LLM:
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[Delta]:
         """The pieces of one answer as they come. Leaving the loop early ends the work."""
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
+        if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
             prompt = self._render(prompt, self._template)
-        sampling = sampling_params or self.default_sampling_params()
+        (sampling,) = _one_each([self.default_sampling_params() if sampling_params is None else sampling_params], 1)
         if sampling.n != 1:
             raise RequestError("a stream has one continuation; n must be 1", param="n")
         job = self._job(prompt, sampling)  # type: ignore[arg-type]
@@ -160,7 +178,7 @@ class LLM:
         return encode_chat(self.tokenizer, template, messages, **arguments)
 
     def _job(self, prompt: Prompt, sampling: SamplingParams) -> _Job:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
         request = make_request(self.info, ids, sampling, id=f"offline-{next(self._numbers)}")
         output = RequestOutput(
             request_id=request.id,
@@ -177,7 +195,7 @@ class LLM:
         with tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
             for job, delta in self._run(jobs):
                 tokens += len(delta.tokens)
-                if delta.finish is not None and job.output.finished:
+                if delta.finish is not None and not job.unfinished and not job.inbox:
                     bar.update()
                     elapsed = bar.format_dict["elapsed"] or 1e-9
                     bar.set_postfix_str(f"{tokens / elapsed:.1f} tok/s", refresh=False)
@@ -189,18 +207,32 @@ class LLM:
         waiting, running = deque(jobs), list[_Job]()
         try:
             while waiting or running:
-                with _uninterrupted():
+                with self._turn():
                     while waiting and self._feed(waiting[0]):
                         running.append(waiting.popleft())
                     if not any(job.inbox for job in running):
                         self._step()
+                    rest = [job for job in running if job.unfinished]  # here, where no other thread makes a step
                 for job in running:
                     while job.inbox:
                         yield job, job.inbox.popleft()
-                running = [job for job in running if job.unfinished or job.inbox]
+                running = rest
         finally:
-            with _uninterrupted():
-                for job in running:
+            # Python may come here by collecting garbage, inside a step even: that one then does it at its end.
+            self._left.extend(running)
+            if not self._lock.locked():
+                with self._turn():
+                    pass
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The engine to oneself. At the end, what nobody waits for any more is aborted."""
+        with _uninterrupted(), self._lock:
+            try:
+                yield
+            finally:
+                while self._left:
+                    job = self._left.popleft()
                     self._jobs.pop(job.request.id, None)
                     self._engine.abort(job.request.id)
 
@@ -260,9 +292,13 @@ class _Bars:
         self._bar: tqdm[Any] | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()
         if what != self._what:
             self.close()
-            self._what, self._bar = what, tqdm(desc=what, total=total or None, leave=False, dynamic_ncols=True)
+            self._what, self._bar = (
+                what,
+                tqdm(desc=what, total=total or None, leave=False, dynamic_ncols=True, disable=not on_terminal),
+            )
         assert self._bar is not None
         self._bar.update(done - self._bar.n)
 
@@ -289,15 +325,36 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, str):
+        return [prompts]
+    try:
+        many = list(prompts)
+    except TypeError as error:
+        raise RequestError(
+            f"prompts must be a text, token ids, or a list, not {prompts!r:.40}", param="prompt"
+        ) from error
+    try:  # whether they are the ids of one: integers, also those of numpy
+        operator.index(many[0] if many else "")  # type: ignore[arg-type]
+    except TypeError:
+        return many  # type: ignore[return-value]
+    return [many]  # type: ignore[list-item]
 
 
-def _one_each(params: SamplingParams | Iterable[SamplingParams], count: int) -> list[SamplingParams]:
+def _ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise RequestError(
+            f"a prompt must be a text or a list of token ids, not {prompt!r:.40}", param="prompt"
+        ) from error
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
-    each = list(params)
+    each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params]
+    if odd := [one for one in each if not isinstance(one, SamplingParams)]:
+        raise RequestError(f"sampling_params must be SamplingParams, not {odd[0]!r:.40}", param="sampling_params")
     if len(each) != count:
         raise RequestError(f"{count} prompts came with {len(each)} SamplingParams", param="sampling_params")
     return each

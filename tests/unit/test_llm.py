@@ -8,9 +8,11 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,6 +103,35 @@ def test_params_must_match_the_prompts(llm: LLM) -> None:
     with pytest.raises(RequestError, match="2 prompts came with 3 SamplingParams") as caught:
         llm.generate(["a", "b"], [greedy()] * 3, use_tqdm=False)
     assert caught.value.param == "sampling_params"
+    with pytest.raises(RequestError, match="2 prompts came with 0 SamplingParams"):
+        llm.generate(["a", "b"], [], use_tqdm=False)
+
+
+@pytest.mark.parametrize("prompts", [None, 3, [None], [1.5], [["1"]], [{"prompt": "a"}], [[1], None]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="must be a text") as caught:
+        llm.generate(prompts, greedy(), use_tqdm=False)
+    assert caught.value.param == "prompt"
+    if not isinstance(prompts, list):
+        with pytest.raises(RequestError, match="must be a text"):
+            list(llm.stream(prompts, greedy()))
+
+
+@pytest.mark.parametrize("params", [3, "x", {"temperature": 0}, [None]])
+def test_what_is_no_sampling_params_is_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="must be SamplingParams"):
+        llm.generate(["a"], params, use_tqdm=False)
+    with pytest.raises(RequestError, match="must be SamplingParams"):
+        list(llm.stream("a", params))
+
+
+def test_ids_may_come_in_arrays(llm: LLM) -> None:
+    ids = list(b"hello")
+    expected = ids_of(llm, ids, greedy())
+    for prompt in (np.array(ids), list(np.array(ids)), torch.tensor(ids), [np.array(ids)], (i for i in [ids])):
+        (result,) = llm.generate(prompt, greedy(), use_tqdm=False)  # type: ignore[arg-type]
+        assert result.outputs[0].token_ids == expected
+        assert [type(token) for token in result.prompt_token_ids] == [int] * len(ids)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +175,29 @@ def test_the_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str], show: bo
     assert ("2/2" in shown.err) == show
     assert not shown.out
     assert show or not shown.err
+    llm.generate(["a", "b"], greedy(2, n=3), use_tqdm=show)  # ends of one prompt in one step
+    assert ("2/2" in capsys.readouterr().err) == show
 
 
 # ---- chat
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": {"role": "user", "content": "x"}}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"chat_template": 3}, "chat_template"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+    ],
+)
+def test_arguments_of_a_chat_that_make_no_sense(llm: LLM, arguments: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.chat(**{"messages": [{"role": "user", "content": "x"}], **arguments}, use_tqdm=False)
+    assert caught.value.param == param
+
 
 TURNS = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi <|im_end|>"}]
 
@@ -405,6 +456,29 @@ def test_ctrl_c_in_the_loop_of_a_stream(llm: LLM) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+    settled(llm)
+
+
+def test_a_stream_collected_inside_a_step_is_ended_after_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ids_of(llm, "hello", greedy(20))
+    streams, original = [llm.stream("x" * 100, greedy(100))], llm._engine._runner.forward
+    next(streams[0])
+
+    def collected(plan: Any) -> Any:
+        streams.clear()
+        return original(plan)
+
+    monkeypatch.setattr(llm._engine._runner, "forward", collected)
+    assert ids_of(llm, "hello", greedy(20)) == expected
+    settled(llm)
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    prompts = [chr(97 + i) * (5 + 3 * i) for i in range(6)]
+    expected = [ids_of(llm, prompt, greedy(20)) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        for _ in range(3):
+            assert list(pool.map(lambda prompt: ids_of(llm, prompt, greedy(20)), prompts)) == expected
     settled(llm)
 
 
