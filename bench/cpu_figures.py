@@ -28,7 +28,8 @@ import psutil
 
 PROMPT = "Explain in simple words why the sky is blue during the day and red in the evening."
 OUTPUT = 128
-CLIENTS, REQUESTS, IN_TOKENS, OUT_TOKENS = 16, 64, 128, 64
+CLIENTS = 16
+WORKLOADS = {"128_in_64_out": (128, 64, 32), "16_in_128_out": (16, 128, 32)}  # tokens in, out; requests of 16 clients
 
 
 def free_port() -> int:
@@ -88,15 +89,15 @@ def one_stream(url: str, prompt: str) -> dict[str, float]:
     return {"ttft_ms": (times[0] - start) * 1e3, "tok_s": (OUTPUT - 1) / (times[-1] - times[0])}
 
 
-async def many_clients(url: str, clients: int, requests: int, seed: int) -> float:
+async def many_clients(url: str, clients: int, requests: int, tokens_in: int, tokens_out: int, seed: int) -> float:
     """Output tokens a second of a closed loop of `clients` over token-id prompts that share nothing."""
     rng = random.Random(seed)
-    prompts = [[rng.randrange(1000, 40000) for _ in range(IN_TOKENS)] for _ in range(requests)]
+    prompts = [[rng.randrange(1000, 40000) for _ in range(tokens_in)] for _ in range(requests)]
 
     async def client(http: httpx.AsyncClient) -> int:
         tokens = 0
         while prompts:
-            body = {"model": "smollm2-135m-instruct", "prompt": prompts.pop(), "max_tokens": OUT_TOKENS,
+            body = {"model": "smollm2-135m-instruct", "prompt": prompts.pop(), "max_tokens": tokens_out,
                     "temperature": 0, "ignore_eos": True, "stream": True,
                     "stream_options": {"include_usage": True}}  # fmt: skip
             async with http.stream("POST", f"{url}/v1/completions", json=body) as response:
@@ -110,7 +111,7 @@ async def many_clients(url: str, clients: int, requests: int, seed: int) -> floa
         start = time.perf_counter()
         tokens = sum(await asyncio.gather(*(client(http) for _ in range(clients))))
         elapsed = time.perf_counter() - start
-    assert tokens == requests * OUT_TOKENS, f"{tokens} tokens came instead of {requests * OUT_TOKENS}"
+    assert tokens == requests * tokens_out, f"{tokens} tokens came instead of {requests * tokens_out}"
     return tokens / elapsed
 
 
@@ -172,8 +173,10 @@ def main() -> None:
             if peer is not None:
                 note("transformers_bf16_tok_s", peer(ids["tokens"]))
         for number in range(args.repeats):
-            note("one_client_tok_s", asyncio.run(many_clients(server.url, 1, 4, 1000 + number)))
-            note("sixteen_clients_tok_s", asyncio.run(many_clients(server.url, CLIENTS, REQUESTS, number)))
+            for name, (tokens_in, tokens_out, requests) in WORKLOADS.items():
+                for clients, count, seed in ((1, 3, 1000 + number), (CLIENTS, requests, number)):
+                    run = many_clients(server.url, clients, count, tokens_in, tokens_out, seed)
+                    note(f"{name}_{clients}_clients_tok_s", asyncio.run(run))
         note("rss_after_load_mb", server.memory()["rss_mb"])
         note("pss_after_load_mb", server.memory()["pss_mb"])
     finally:
@@ -184,7 +187,9 @@ def main() -> None:
     report = {
         "command": " ".join(sys.argv), "commit": commit, "cpu": cpu_name(), "cores": os.cpu_count(),
         "python": platform.python_version(), "medians": medians, "raw": raw,
-        "sixteen_over_one": medians["sixteen_clients_tok_s"] / medians["one_client_tok_s"],
+        "sixteen_over_one": {
+            name: medians[f"{name}_{CLIENTS}_clients_tok_s"] / medians[f"{name}_1_clients_tok_s"] for name in WORKLOADS
+        },
     }  # fmt: skip
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
