@@ -50,10 +50,10 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, settings: ServerSettin
         version=version("nanoserve"),
         description=f"Serves {front.names[0]} over the OpenAI API.",
         middleware=middleware,
-        root_path=settings.root_path,
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.root_path = settings.root_path  # stripped where a request has it, so that proxies may strip it or not
     app.state.front = front
     errors.install(app)
     for part in (routes_chat, routes_completions, routes_models, routes_tokens, routes_status):
