@@ -54,6 +54,25 @@ async def test_A14_logit_bias(front: Served, bias: Any) -> None:
     assert not front.engine.requests
 
 
+async def test_A14_bans_that_leave_no_token(front: Served) -> None:
+    ban = {str(id): -100 for id in range(259)}
+    but_end = {str(id): -100 for id in range(258)}
+    for fields in (
+        {"logit_bias": ban},
+        {"logit_bias": but_end, "min_tokens": 1},
+        {"stop_token_ids": list(range(259)), "min_tokens": 1},
+    ):
+        for stream in (False, True):
+            assert error_of(await front.chat(**fields, stream=stream))["param"] == "logit_bias"
+    for fields in (
+        {"logit_bias": but_end},
+        {"logit_bias": {**ban, "5": -99.9}},
+        {"stop_token_ids": list(range(259))},
+        {"logit_bias": but_end, "min_tokens": 1, "ignore_eos": True},
+    ):
+        assert (await front.chat(**fields)).status_code == 200
+
+
 async def test_A14_logit_bias_of_nothing(front: Served) -> None:
     for bias in ({}, None, {"5": -100}):
         assert (await front.chat(logit_bias=bias)).status_code == 200

@@ -14,6 +14,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 4096
 MAX_LOGIT_BIAS = 1024
+BAN = -100.0  # a logit_bias this low is no number to add: the token is never sampled
 MAX_INT32 = 2**31 - 1  # of token ids and top_k, which tensors hold
 MAX_INT64 = 2**63 - 1  # of counts that the context length bounds further
 

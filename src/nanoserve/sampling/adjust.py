@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from nanoserve.core.params import BAN
 from nanoserve.sampling.params import RowSampling
 
-BAN = -100.0  # a logit_bias this low is no number to add: the token is never sampled
 _LARGEST = torch.finfo(torch.float32).max
 
 
