@@ -224,7 +224,7 @@ async def test_A24_continue_the_last_message(front: Served) -> None:
         ({"stop": ["x"] * 10**6}, "stop"), ({"stop": "x" * 10**6}, "stop"), ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt": ["a"] * 10**5}, "prompt"), ({"prompt": ["a"] * 10**4, "n": 100}, "prompt"),
         ({"logit_bias": {str(id): "bad" for id in range(10**5)}}, "logit_bias"),
-        ({"stop_token_ids": ["bad"] * 10**5}, "stop_token_ids"),
+        ({"stop_token_ids": ["bad"] * 10**5}, "stop_token_ids"), ({"prompt": [[]] * 10**5}, "prompt"),
     ],
 )  # fmt: skip
 async def test_A51_caps(front: Served, fields: dict[str, Any], param: str) -> None:
@@ -254,6 +254,9 @@ async def test_A51_many_bad_entries_are_one_error(front: Served) -> None:
         {"messages": [user("a")], **{f"x{number}": 1 for number in range(10**5)}},
         {"messages": [{"role": "user", "content": "a", **{f"x{number}": 1 for number in range(10**5)}}]},
         {"messages": [user([5] * 60_000)]},
+        {"messages": [user("a")], "metadata": {str(number): 5 for number in range(10**5)}},
+        {"messages": [user("a")], "prompt_cache_options": {str(number): 5 for number in range(10**5)}},
+        {"messages": [user("a")], "chat_template_kwargs": {str(number): 5 for number in range(10**5)}},
     ):
         text = json.dumps(body)
         began = time.perf_counter()
@@ -463,7 +466,7 @@ async def test_A53_reserved_template_names(front: Served) -> None:
     for name, value in (
         ("messages", [user("other")]), ("tools", []), ("add_generation_prompt", True), ("tokenizer", 1),
         ("template", 1), ("continue_final_message", True), ("tokenize", True), ("chat_template", "{{ 1 }}"),
-        ("bos_token", "x"), ("unused", "x" * 10_000_000),
+        ("bos_token", "x"), ("unused", "x" * 3_000_000),
     ):  # fmt: skip
         for path in (CHAT, "/tokenize"):
             error = error_of(await front.post(path, {"messages": [user("a")], "chat_template_kwargs": {name: value}}))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from nanoserve.core.errors import ContextLengthError, RequestError
+from nanoserve.server.logprobs import token_name
 from nanoserve.server.protocol import ChatEnd, Message
 from nanoserve.text.chat import RESERVED, ChatTemplate, encode_chat
 from nanoserve.text.tokenizer import Tokenizer
@@ -86,6 +87,11 @@ class Prompts:
                 f"characters; more than {limit} never fit.",
                 param=param,
             )
+
+    async def names(self, ids: list[int]) -> list[str]:
+        return await self._work(
+            len(ids) > INLINE_CHARS, lambda: [token_name(self.tokenizer.token_bytes(token)) for token in ids]
+        )
 
     async def _work(self, is_long: bool, job: Callable[[], Result]) -> Result:
         if not is_long:

@@ -16,6 +16,8 @@ from nanoserve.core.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS
 from nanoserve.server.body import Body, Bounded, Refused
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # what fits the engine's messages and tensors
+MAX_NAMES = 64  # of an object whose names are the caller's
+MAX_PROMPTS = 2**16  # that are looked at; fewer are taken
 RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 LOGPROBS = "Report the natural log of each token's probability in the model, before any sampling field changed it."
 NEEDS_TOOLS = "Not supported yet: tool calls."
@@ -189,7 +191,9 @@ class ChatEnd(Body):
     continue_final_message: bool | None = Field(
         None, description="The answer continues the last message, which the prompt leaves open. Default false."
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="More names for the chat template.")
+    chat_template_kwargs: Annotated[dict[str, Any], Bounded(MAX_NAMES)] | None = Field(
+        None, description="More names for the chat template."
+    )
 
     @model_validator(mode="after")
     def _check_end(self) -> ChatEnd:
@@ -216,11 +220,13 @@ class ChatBody(GenerationBody, ChatEnd):
         None, description="Report this many likeliest tokens too. Only with logprobs."
     )
 
-    metadata: dict[str, str] | None = Field(None, description="A hint; changes nothing.")
+    metadata: Annotated[dict[str, str], Bounded(MAX_NAMES)] | None = Field(None, description="A hint; changes nothing.")
     parallel_tool_calls: bool | None = Field(None, description="A hint; there are no tools to call.")
     prompt_cache_key: str | None = Field(None, description="A hint; the prefix cache needs no key.")
     prompt_cache_retention: str | None = Field(None, description="A hint; changes nothing.")
-    prompt_cache_options: dict[str, Any] | None = Field(None, description="A hint; changes nothing.")
+    prompt_cache_options: Annotated[dict[str, Any], Bounded(MAX_NAMES)] | None = Field(
+        None, description="A hint; changes nothing."
+    )
     safety_identifier: str | None = Field(None, description="A hint; changes nothing.")
     service_tier: Annotated[Any, Refused(("auto", "default"))] = Field(None, description="There is one tier.")
     store: Annotated[Any, Refused((False,))] = Field(None, description="Not supported: nothing is kept.")
@@ -267,6 +273,8 @@ def _prompts(value: Any) -> list[Prompt]:
     prompts: list[Prompt] = value if several else [value]
     if not prompts:
         raise RequestError("there is no prompt", code="invalid_value")
+    if len(prompts) > MAX_PROMPTS:
+        raise RequestError(f"holds {len(prompts)} prompts; at most {MAX_PROMPTS} are taken", code="invalid_value")
     for number, prompt in enumerate(prompts):
         which = f"prompt {number} " if several else ""
         if isinstance(prompt, list):

@@ -9,7 +9,6 @@ from msgspec import UNSET, UnsetType
 from nanoserve.core.errors import RequestError
 from nanoserve.server.body import read_body
 from nanoserve.server.front import Front
-from nanoserve.server.logprobs import token_name
 from nanoserve.server.openapi import documented
 from nanoserve.server.protocol import DetokenizeBody, TokenizeBody
 
@@ -39,7 +38,7 @@ def routes(front: Front) -> APIRouter:
             ids = (await front.prompts.texts([body.prompt or ""], body.add_special_tokens))[0]
         answer = Tokens(len(ids), front.info.max_model_len, ids)
         if body.return_token_strs:
-            answer.token_strs = [token_name(front.tokenizer.token_bytes(token)) for token in ids]
+            answer.token_strs = await front.prompts.names(ids)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     @router.post("/detokenize", **documented(DetokenizeBody, Detokenized))

@@ -21,7 +21,7 @@ class ServerSettings:
     ssl_keyfile: str | None = setting(None, "private key of the server's certificate")
     ssl_certfile: str | None = setting(None, "the server's certificate")
     shutdown_timeout: int = setting(30, "seconds that running requests have to end after a signal to stop")
-    max_body_bytes: int = setting(16 * 2**20, "longest request body; beyond it 413")
+    max_body_bytes: int = setting(4 * 2**20, "longest request body; beyond it 413")
     body_timeout: int = setting(60, "seconds a client has to send a body; beyond it 408")
     max_header_bytes: int = setting(64 * 2**10, "longest request line with headers; beyond it 400")
     max_choices: int = setting(1024, "most choices (prompts times n) of one call")
