@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 import os
@@ -84,7 +85,7 @@ class LLM:
             path = pull(self.config.model, revision=self.config.revision, progress=bars)
             # Before the weights: what is wrong with it is told at once.
             self.tokenizer: Tokenizer = load_tokenizer(Path(self.config.tokenizer or path))
-            self._engine = build_engine(self.config, bars)
+            self._engine = build_engine(dataclasses.replace(self.config, model=str(path)), bars)
         finally:
             bars.close()
         # Embedding rows past the tokenizer's last id are padding of the checkpoint's.

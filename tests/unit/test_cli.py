@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -120,6 +121,7 @@ def test_sampling_flags_come_before_the_models_own_and_those_before_the_default(
         (["pull", "no-such-model"], "known name (smollm2-135m-instruct)"),
         (["inspect", "/no/such/place"], "no such file or folder"),
         (["inspect", "--bandwidth", "0"], "--bandwidth must be over 0"),
+        (["generate", "hi", "--threads", "100000"], "--threads must be at most 1024, not 100000"),
         (["generate", "hi", "--temperature", "-1"], "temperature must be at least 0"),
         (["generate", "hi", "--logit-bias", "3"], "'3' is not ID:NUMBER"),
         (["generate", "hi", "--logit-bias", "3:x"], "invalid ID:NUMBER value: '3:x'"),
@@ -154,6 +156,13 @@ def test_A25_A27_A32_A36_A39_A45_A50_A56_A57_flags_of_what_is_not_built(
 def test_a_damaged_checkpoint_is_one_line(capsys: pytest.CaptureFixture[str], toy: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((toy / "config.json").read_bytes())
     assert str(tmp_path) in refused(capsys, "inspect", str(tmp_path))
+    config = json.loads((toy / "config.json").read_text())
+    for wrong, says in (({"hidden_size": 0}, "hidden_size is 0"), ({"num_hidden_layers": 3}, "model.layers.2.")):
+        damaged = shutil.copytree(toy, tmp_path / says)
+        (damaged / "config.json").write_text(json.dumps(config | wrong))
+        said = refused(capsys, "inspect", str(damaged))
+        assert str(damaged) in said
+        assert says in said
     (tmp_path / "model.gguf").write_bytes(b"GGUF\3\0\0\0")
     assert "model.gguf" in refused(capsys, "inspect", str(tmp_path / "model.gguf"))
 

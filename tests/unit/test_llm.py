@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ import torch
 
 from nanoserve import LLM, SamplingParams
 from nanoserve.bench.toy import IM_END, IM_START
-from nanoserve.core.errors import CheckpointError, ContextLengthError, OverloadedError, RequestError
+from nanoserve.core.errors import CheckpointError, ConfigError, ContextLengthError, OverloadedError, RequestError
+from nanoserve.engine import build
 
 SETTINGS = {"num_gpu_blocks_override": 256, "max_model_len": 256, "block_size": 4, "max_num_seqs": 8}
 
@@ -482,7 +484,41 @@ def test_threads_take_turns(llm: LLM) -> None:
     settled(llm)
 
 
-# ---- checkpoints
+# ---- settings and checkpoints
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"seed": "a"}, "--seed must be a whole number, not 'a'"),
+        ({"gpu_memory_utilization": "a"}, "--gpu-memory-utilization must be a number, not 'a'"),
+        ({"enable_prefix_caching": 3}, "--enable-prefix-caching must be true or false, not 3"),
+        ({"tokenizer": 3}, "--tokenizer must be a text, not 3"),
+        ({"num_gpu_blocks_override": 10**12}, "--num-gpu-blocks-override 1000000000000 makes a KV cache of"),
+        ({"kv_cache_memory_bytes": 10**17}, "--kv-cache-memory-bytes 100000000000000000 makes a KV cache of"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_named(toy: Path, wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        LLM(toy, **wrong)
+
+
+def test_more_rows_than_blocks_take_no_memory(toy: Path, llm: LLM) -> None:
+    many = LLM(toy, **{**SETTINGS, "max_num_seqs": 10**12})
+    assert ids_of(many, "hello", greedy()) == ids_of(llm, "hello", greedy())
+
+
+@pytest.mark.parametrize("fault", [{"eos_token_id": 10**6}, {"temperature": -1}])
+def test_what_is_wrong_is_told_before_the_weights_load(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(build, "load_weights", lambda *arguments: pytest.fail("weights are loaded"))
+    folder = shutil.copytree(toy, tmp_path / "toy")
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        LLM(folder, **SETTINGS, tokenizer=str(tmp_path))
+    (folder / "generation_config.json").write_text(json.dumps(fault))
+    with pytest.raises(CheckpointError, match=next(iter(fault))):
+        LLM(folder, **SETTINGS)
 
 
 def test_dummy_weights_need_a_config_alone(toy: Path, tmp_path: Path) -> None:

@@ -249,7 +249,19 @@ def test_processes_that_ask_at_once_fetch_once(index: FakeIndex, cache: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["", "nothing", "./nothing", "/nothing/here.gguf", "a/b/c", "org/name:model.bin", "org/"]
+    "name",
+    [
+        "",
+        "nothing",
+        "./nothing",
+        "/nothing/here.gguf",
+        "a/b/c",
+        "org/name:model.bin",
+        "org/",
+        "~nobody-of-that-name/x",
+        "x" * 5000,
+        "a\0b",
+    ],
 )
 def test_other_names_say_what_was_tried_and_what_is_known(name: str) -> None:
     with pytest.raises(PullError, match=r"no such file or folder .* known name \(smollm2-135m-instruct\)"):

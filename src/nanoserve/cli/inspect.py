@@ -67,12 +67,13 @@ def gather(config: EngineConfig, path: Path, bandwidth: float | None) -> Facts:
     """`bandwidth` in GB/s; None: measured. Raises CheckpointError or ConfigError."""
     from nanoserve.attention.interface import KVPool
     from nanoserve.engine.choices import Choices
+    from nanoserve.loading.loader import check_weights, read_model_config
     from nanoserve.loading.open import open_checkpoint
-    from nanoserve.models.families import model_config
-    from nanoserve.models.parameters import num_parameters
+    from nanoserve.models.parameters import num_parameters, parameters
 
     checkpoint = open_checkpoint(path, config.load_format, config.seed)
-    model = model_config(checkpoint.config)
+    model = read_model_config(checkpoint)
+    check_weights(checkpoint, parameters(model))
     choices = Choices(config)  # as `serve` makes them
     device = choices.device()
     dtype = choices.kv_dtype(choices.dtype(device))

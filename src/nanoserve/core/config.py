@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from nanoserve.core.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KINDS = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+MAX_THREADS = 1024
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -63,6 +65,14 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{flag(name)} must be a whole number of at least 1, not {value!r}")
+        hints = get_type_hints(type(self))
+        for f in fields(self):
+            value, kind = getattr(self, f.name), hints[f.name]
+            fits = isinstance(value, (int, float) if kind is float else kind)
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                raise ConfigError(f"{flag(f.name)} must be {KINDS[str(f.type).split()[0]]}, not {value!r:.60}")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ConfigError(f"--threads must be at most {MAX_THREADS}, not {self.threads}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
                 f"--gpu-memory-utilization must be over 0 and at most 1, not {self.gpu_memory_utilization}"

